@@ -5,8 +5,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from text2sql_grpo.errors import ConfigError
-from text2sql_grpo.files import append_jsonl, cut_lines, read_json, read_jsonl
+from text2sql_grpo.errors import ConfigError, DataError
+from text2sql_grpo.files import append_jsonl, cut_lines, parse_yaml, read_json, read_jsonl
 
 CONFIG = "config.yaml"
 METRICS = "metrics.jsonl"  # a line per step
@@ -62,6 +62,24 @@ def config_around(*models: str) -> Path:
         shown = [name if Path(name).exists() else f"{name} (no such file or folder)" for name in models]
         raise ConfigError(f"no config.yaml around {' or '.join(shown)}: add --config FILE")
     return found
+
+
+def read_settings(run: Path) -> dict[str, Any]:
+    """Content of `config.yaml` as plain data; empty without the file.
+
+    Raises:
+        DataError: It is not a YAML mapping.
+    """
+    path = run / CONFIG
+    if not path.is_file():
+        return {}
+    try:
+        settings = parse_yaml(path.read_text(encoding="utf-8")) or {}
+    except ValueError as error:
+        raise DataError(f"cannot parse the YAML: {error} ({path})") from error
+    if not isinstance(settings, dict):
+        raise DataError(f"a config must be a YAML mapping, got {type(settings).__name__} ({path})")
+    return settings
 
 
 def read_metrics(run: Path) -> list[dict[str, Any]]:

@@ -125,8 +125,6 @@ def _load_adapted(path: str, adapter: Path, *, attn_implementation: str) -> Load
     Raises:
         ModelError: The base is not named or cannot be read, or weights of one have no place in the other.
     """
-    from peft import PeftConfig, PeftModelForCausalLM
-
     named = base_of(read_json(adapter / "adapter_config.json"))
     if not named:
         raise ModelError(f"the adapter does not name its base: {path}; merge it with --base")
@@ -139,17 +137,32 @@ def _load_adapted(path: str, adapter: Path, *, attn_implementation: str) -> Load
         )
     except ModelError as error:
         raise ModelError(f"cannot load the base of the adapter {path}: {error}") from error
-    model = PeftModelForCausalLM(base.model, PeftConfig.from_pretrained(str(adapter)))
-    # PeftModel.from_pretrained makes the same two calls but drops the list of unexpected keys.
-    result = model.load_adapter(str(adapter), "default")
-    if misfits := [*result.missing_keys, *result.unexpected_keys]:
-        raise ModelError(
-            f"the adapter {path} does not fit {named}: {len(misfits)} weights of one have no place in the "
-            f"other, such as {misfits[0]}"
-        )
+    model = with_saved_adapter(base.model, adapter, named)
     has_tokenizer = (adapter / "tokenizer_config.json").is_file()
     tokenizer = AutoTokenizer.from_pretrained(adapter) if has_tokenizer else base.tokenizer
     return LoadedPolicy(model, tokenizer, path)
+
+
+def with_saved_adapter(model: PreTrainedModel, adapter: Path, base: str) -> "PeftModel":
+    """Put a saved adapter on its base.
+
+    Args:
+        base: Name of the base, for errors.
+
+    Raises:
+        ModelError: Weights of one have no place in the other.
+    """
+    from peft import PeftConfig, PeftModelForCausalLM
+
+    adapted = PeftModelForCausalLM(model, PeftConfig.from_pretrained(str(adapter)))
+    # PeftModel.from_pretrained makes the same two calls but drops the list of unexpected keys.
+    result = adapted.load_adapter(str(adapter), "default")
+    if misfits := [*result.missing_keys, *result.unexpected_keys]:
+        raise ModelError(
+            f"the adapter {adapter} does not fit {base}: {len(misfits)} weights of one have no place in the "
+            f"other, such as {misfits[0]}"
+        )
+    return adapted
 
 
 def base_of(adapter_config: dict[str, Any]) -> str | None:

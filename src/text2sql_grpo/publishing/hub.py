@@ -41,13 +41,11 @@ _REMEDIES = {
     429: "too many requests: wait some minutes, then run the same command again",
 }
 # What a run's card says of its files.
-_RUN_TABLES = {
-    "rollouts": "every episode of training, whole: messages, actions, tokens, scores",
-    "metrics": "one line a training step",
-    "evaluation": "every answer to held-out questions after training",
-    "evaluation-before": "the same before training",
-}
-_RUN_RECORDS = {
+_RUN_FILES_SHOWN = {
+    "rollouts.jsonl": "every episode of training, whole: messages, actions, tokens, scores",
+    "metrics.jsonl": "one line a training step",
+    "evaluation.jsonl": "every answer to held-out questions after training",
+    "evaluation-before.jsonl": "the same before training",
     "config.yaml": "the settings",
     "evaluation.json": "accuracy on held-out sets, with intervals",
     "comparison.json": "two models on the same questions",
@@ -159,13 +157,11 @@ def push_run_folder(
 
 
 def _write_run_card(run: Path) -> None:
-    found = {name: about for name, about in _RUN_TABLES.items() if (run / f"{name}.jsonl").is_file()}
-    data = DatasetCardData(
-        tags=["text-to-sql", "grpo", "rollouts"],
-        configs=[{"config_name": name, "data_files": f"{name}.jsonl"} for name in found],
-    )
-    lines = [f"- `{name}.jsonl`: {about}" for name, about in found.items()]
-    lines += [f"- `{name}`: {about}" for name, about in _RUN_RECORDS.items() if (run / name).is_file()]
+    found = [name for name in _RUN_FILES_SHOWN if (run / name).is_file()]
+    tables = [name.removesuffix(".jsonl") for name in found if name.endswith(".jsonl")]
+    configs = [{"config_name": name, "data_files": f"{name}.jsonl"} for name in tables]
+    data = DatasetCardData(tags=["text-to-sql", "grpo", "rollouts"], configs=configs)
+    lines = [f"- `{name}`: {_RUN_FILES_SHOWN[name]}" for name in found]
     curve = f"![Learning curve]({CURVE})\n\n" if (run / CURVE).is_file() else ""
     text = (
         f"---\n{data.to_yaml()}\n---\n{MARK}\n\n# {run.resolve().name}\n\n"

@@ -13,15 +13,16 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from peft import PeftConfig, PeftModelForCausalLM, PeftType
+from peft import PeftConfig, PeftType
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig, PreTrainedConfig
 
 from text2sql_grpo.errors import ModelError
-from text2sql_grpo.files import draft, parse_yaml
+from text2sql_grpo.files import draft
 from text2sql_grpo.models.hardware import check_fits
-from text2sql_grpo.models.loaded_policy import base_of, four_bit_obstacle
+from text2sql_grpo.models.loaded_policy import base_of, four_bit_obstacle, with_saved_adapter
 from text2sql_grpo.models.sources import model_folder
+from text2sql_grpo.run_folder import read_settings
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 Quantization = Literal["auto", "none", "4bit"]
@@ -88,6 +89,7 @@ def merge_adapter(
     Raises:
         ModelError: Adapter or base missing, broken, larger than the free memory, or not made for each other;
             the merged or the written model answers differently; `out` holds something else or is read-only.
+        DataError: The `config.yaml` next to the adapter is not a YAML mapping.
     """
     is_adapter = (adapter / "adapter_config.json").is_file()
     if not is_adapter and not (adapter / "config.json").is_file():
@@ -112,17 +114,19 @@ def merge_adapter(
     vocab_size = model.get_input_embeddings().num_embeddings
     tokenizer = _load_tokenizer(adapter, model_path, vocab_size)
     token_ids = torch.randint(vocab_size, (2, 16), generator=torch.Generator().manual_seed(0))
-    merge_difference = 0.0
+    adapted_logits = None
     if lora:
-        adapted = _with_adapter(model, lora, adapter, model_path)
-        expected = _logits(adapted, token_ids)
+        with _model_error(f"the adapter {adapter} does not fit {model_path}"):
+            adapted: Any = with_saved_adapter(model, adapter, model_path).eval()
+        adapted_logits = _logits(adapted, token_ids)
         with _model_error(f"cannot merge the adapter weights of {adapter}"):
             model = adapted.merge_and_unload(safe_merge=True)
         del adapted
-        merge_difference = _checked_difference(
-            expected, _logits(model, token_ids), tolerance, f"merged model of {adapter}"
-        )
     merged, num_parameters = _logits(model, token_ids), model.num_parameters()
+    merge_difference = 0.0
+    if adapted_logits is not None:
+        what = f"merged model of {adapter}"
+        merge_difference = _checked_difference(adapted_logits, merged, tolerance, what)
 
     with _model_error(f"cannot write the merged model to {out}, no part is left"):
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -192,12 +196,7 @@ def _dtype_before_rounding(
     adapter: Path, quantization: Quantization, config: PreTrainedConfig
 ) -> torch.dtype | None:
     """Type from which the base was rounded to 4 bits in training; None if it was not."""
-    run = adapter.resolve().parent / "config.yaml"
-    try:
-        tree: Any = parse_yaml(run.read_text(encoding="utf-8")) if run.is_file() else None
-    except ValueError as error:
-        raise ModelError(f"cannot parse the YAML next to the adapter: {error} ({run})") from error
-    model = (tree.get("model") or {}) if isinstance(tree, dict) else {}
+    model = read_settings(adapter.resolve().parent).get("model") or {}
     if quantization == "auto":
         quantization = model.get("quantization", "none")
     return DTYPES.get(str(model.get("dtype")), config.dtype) if quantization == "4bit" else None
@@ -243,21 +242,6 @@ def _load_tokenizer(adapter: Path, model_path: str, vocab_size: int) -> Any:
             f"got {vocab_size}: {model_path}"
         )
     return tokenizer
-
-
-def _with_adapter(model: Any, config: Any, adapter: Path, model_path: str) -> Any:
-    """Put the adapter on the base; every weight of one must have its place in the other."""
-    with _model_error(f"the adapter {adapter} does not fit {model_path}"):
-        adapted = PeftModelForCausalLM(model, config)
-        # PeftModel.from_pretrained makes the same two calls but drops the list of unexpected keys.
-        result = adapted.load_adapter(str(adapter), "default")
-    misfits = [*result.missing_keys, *result.unexpected_keys]
-    if misfits:
-        raise ModelError(
-            f"the adapter {adapter} does not fit {model_path}: {len(misfits)} weights of one have no place "
-            f"in the other, such as {misfits[0]}"
-        )
-    return adapted.eval()
 
 
 @torch.no_grad()

@@ -72,24 +72,40 @@ def _of_all_sets(sets: Mapping[str, Any], field: str) -> dict[str, dict[str, Acc
     }
 
 
+def sample_shares(scores: Mapping[str, Any]) -> dict[str, Any]:
+    """Accuracies of the greedy answer and of k sampled ones by name, from a set of `evaluation.json`."""
+    own = scores["samples"]
+    return {
+        "greedy": scores["overall"]["strict"],
+        f"mean@{own['samples']}": own["mean"],
+        f"vote@{own['samples']}": own["vote"],
+        "soft vote": own["soft_vote"],
+        f"pass@{own['samples']}": own["oracle"],
+    }
+
+
 def samples_table(when: Mapping[str, Mapping[str, Any]]) -> Table:
     """Table of several answers to each question: their mean, their votes, and the best of them.
 
     Args:
         when: `sets` of an `evaluation.json` by when it was made, such as `before` and `after` training.
     """
-    sets = [(name, title, one) for title, scores in when.items() for name, one in scores.items()]
-    known = [(name, title, one) for name, title, one in sets if "samples" in one]
+    known = [
+        (name, title, scores)
+        for title, sets in when.items()
+        for name, scores in sets.items()
+        if "samples" in scores
+    ]
     k = known[0][2]["samples"]["samples"] if known else 0
+    names = [*sample_shares(known[0][2])] if known else []
     table = figures_table(
         f"Strict accuracy of {k} sampled answers in % (95% interval by database)",
         [Column("held-out set", no_wrap=True)],
-        ["greedy", f"mean@{k}", f"vote@{k}", "soft vote", f"pass@{k}", "sure", "tokens"],
+        [*names, "sure", "tokens"],
         caption="sure: accuracy of the half of the questions whose soft vote is the surest",
     )
-    for name, title, one in sorted(known, key=lambda row: row[0]):
-        own, greedy = one["samples"], one["overall"]["strict"]
-        shares = [greedy, own["mean"], own["vote"], own["soft_vote"], own["oracle"]]
+    for name, title, scores in sorted(known, key=lambda row: row[0]):
+        own, shares = scores["samples"], sample_shares(scores).values()
         cells = [f"{100 * s['accuracy']:.0f}\n({percents(s['interval'])})" for s in shares]
         sure = f"{100 * own['accuracy_at']['50']:.0f}" if own.get("accuracy_at") else "-"
         table.add_row(Text(f"{name}\n  {title}".rstrip()), *cells, sure, f"{own['tokens_per_answer']:.0f}")

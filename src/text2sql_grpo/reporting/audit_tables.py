@@ -11,6 +11,13 @@ from text2sql_grpo.audit.rewards import Answer, Rate, accepted, refused
 from text2sql_grpo.reporting.accuracy_tables import figures_table
 
 EXAMPLES_SHOWN = 3
+_ORIGINS = {
+    "wrong probes accepted": ("probe", False),
+    "right probes refused": ("probe", True),
+    "mutants accepted": ("mutant", False),
+    "written-down answers accepted": ("hard-coded", False),
+    "right rewrites refused": ("rewrite", True),
+}
 
 
 def question_table(audit: QuestionAudit, keep: Collection[str]) -> Table:
@@ -34,17 +41,11 @@ def show_findings(audit: QuestionAudit, console: Console) -> None:
 
 def rates(answers: Sequence[Answer]) -> dict[str, Rate]:
     """Rates of accepted wrong answers and refused right answers, by their origin."""
-
-    def some(kind: str, *, is_right: bool) -> list[Answer]:
-        return [answer for answer in answers if answer.kind == kind and answer.is_right == is_right]
-
-    return {
-        "wrong probes accepted": accepted(some("probe", is_right=False)),
-        "right probes refused": refused(some("probe", is_right=True)),
-        "mutants accepted": accepted(some("mutant", is_right=False)),
-        "written-down answers accepted": accepted(some("hard-coded", is_right=False)),
-        "right rewrites refused": refused(some("rewrite", is_right=True)),
-    }
+    found = {}
+    for title, origin in _ORIGINS.items():
+        chosen = [answer for answer in answers if (answer.kind, answer.is_right) == origin]
+        found[title] = refused(chosen) if origin[1] else accepted(chosen)
+    return found
 
 
 def reward_table(rates: dict[str, Rate]) -> Table:

@@ -57,12 +57,11 @@ def plot_learning_curve(run: Path) -> Path:
 
 def _steps(run: Path) -> list[dict[str, Any]]:
     """Last metrics of each step, in order."""
-    path, steps = run / METRICS, dict[int, dict[str, Any]]()
+    path = run / METRICS
     if not path.is_file():
         raise DataError(f"no run folder: metrics.jsonl is missing ({path})")
-    for row in read_metrics(run):
-        if any(row.get(name) is not None for name in _CURVES):
-            steps[row["step"]] = row
+    rows = [row for row in read_metrics(run) if any(row.get(name) is not None for name in _CURVES)]
+    steps = {row["step"]: row for row in rows}
     if not steps:
         raise DataError(f"no training steps with {' or '.join(_CURVES)} ({path})")
     return [steps[step] for step in sorted(steps)]

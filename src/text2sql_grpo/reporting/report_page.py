@@ -6,7 +6,7 @@ import gzip
 import hashlib
 import json
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from importlib.metadata import version
 from importlib.resources import files
 from itertools import chain
@@ -21,7 +21,8 @@ from text2sql_grpo.errors import DataError
 from text2sql_grpo.evaluation.skills import skills
 from text2sql_grpo.evaluation.statistics import Accuracy
 from text2sql_grpo.files import read_json, read_jsonl, write_text
-from text2sql_grpo.reporting.run_findings import findings, read_logs
+from text2sql_grpo.reporting.accuracy_tables import sample_shares
+from text2sql_grpo.reporting.run_findings import findings, grouped, read_logs
 from text2sql_grpo.run_folder import (
     CONFIG,
     ENERGY,
@@ -74,11 +75,10 @@ def run_report(run: Path) -> Record:
     missing = [text for name, text in parts.items() if not (run / name).is_file()]
     if len(missing) == len(parts):
         raise DataError(f"no run: {run} holds neither {METRICS}, {ROLLOUTS} nor {EVALUATION}")
-    evaluation = read_evaluation(run)
     logs, config = read_logs(run), run / CONFIG
     report = _report(
         run.resolve().name,
-        evaluation,
+        read_evaluation(run),
         before=log_lines(answers_file(run, "before"), "answers"),
         after=log_lines(answers_file(run), "answers"),
         episodes=logs.episodes,
@@ -155,15 +155,15 @@ def _report(
     after: Sequence[Record] = (),
     episodes: Sequence[Record] = (),
     tokenizer: Path | None = None,
-    suspects: Iterable[str] = (),
+    suspects: Collection[str] = (),
 ) -> Record:
-    answers = _answers(before, after, suspects)
+    answers, sets = _answers(before, after, suspects), sets_of(evaluation)
     return {
         "name": name,
         "model": "MODEL",
         "sides": ["before", "after"],
-        "result": evaluation.get("change", {}).get("verdict", "") or _accuracies(evaluation),
-        "sets": sets_of(evaluation),
+        "result": evaluation.get("change", {}).get("verdict", "") or _accuracies(sets),
+        "sets": sets,
         "samples": _samples(evaluation),
         "curve": [],
         "kept_step": evaluation.get("step"),
@@ -191,14 +191,10 @@ def _accuracy(record: Mapping[str, Any]) -> Record:
     return {"correct": known.correct, "total": known.total, "low": low, "high": high}
 
 
-def _accuracies(evaluation: Mapping[str, Any]) -> str:
+def _accuracies(sets: Iterable[Record]) -> str:
     """Sentence with the accuracy on each held-out set."""
-    shares = [
-        f"{name}: {one['correct']} of {one['total']} right ({one['low']:.0%} to {one['high']:.0%})"
-        for name, scores in evaluation.get("sets", {}).items()
-        for one in [_accuracy(scores["overall"]["strict"])]
-    ]
-    return "; ".join(shares)
+    form = "{name}: {correct} of {total} right ({low:.0%} to {high:.0%})"
+    return "; ".join(form.format(name=one["name"], **one["after"]) for one in sets)
 
 
 def curve_of(schedule: Iterable[Mapping[str, Any]]) -> list[Record]:
@@ -225,20 +221,12 @@ def _samples(evaluation: Mapping[str, Any]) -> list[Record]:
     return [
         {
             "name": f"{name}, {stage}",
-            "k": own["samples"],
-            "shares": {
-                "greedy": scores["overall"]["strict"]["accuracy"],
-                f"mean@{own['samples']}": own["mean"]["accuracy"],
-                f"vote@{own['samples']}": own["vote"]["accuracy"],
-                "soft vote": own["soft_vote"]["accuracy"],
-                f"pass@{own['samples']}": own["oracle"]["accuracy"],
-            },
+            "k": sets[name]["samples"]["samples"],
+            "shares": {title: one["accuracy"] for title, one in sample_shares(sets[name]).items()},
         }
         for name in stages["after"]
         for stage, sets in stages.items()
-        for scores in [sets.get(name, {})]
-        for own in [scores.get("samples")]
-        if own
+        if "samples" in sets.get(name, {})
     ]
 
 
@@ -261,32 +249,27 @@ def _costs(evaluation: Mapping[str, Any], episodes: Sequence[Record]) -> Record:
     }
 
 
-def _answers(before: Iterable[Record], after: Iterable[Record], suspects: Iterable[str]) -> list[Record]:
+def _answers(before: Iterable[Record], after: Iterable[Record], suspects: Collection[str]) -> list[Record]:
     """Held-out questions with the answers before and after training."""
-    first, doubted = {(row["set"], row["example"]): row for row in before}, set(suspects)
-    rows = []
-    for row in after:
-        earlier = first.get((row["set"], row["example"]))
-        rows.append(
-            _asked(row)
-            | {
-                "set": row["set"],
-                "is_suspect": row["example"] in doubted,
-                "after": _answer(row),
-                "before": earlier and _answer(earlier),
-            }
-        )
-    return rows
+    first = {(row["set"], row["example"]): _answer(row) for row in before}
+    return [
+        _asked(row)
+        | {
+            "set": row["set"],
+            "is_suspect": row["example"] in suspects,
+            "after": _answer(row),
+            "before": first.get((row["set"], row["example"])),
+        }
+        for row in after
+    ]
 
 
 def _groups(episodes: Iterable[Record], tokenizer: Path | None) -> list[Record]:
     """Episodes of one question in one step, in the order of the steps."""
-    found: dict[tuple[int, str], list[Record]] = defaultdict(list)
-    for row in episodes:
-        found[row["step"], row["example"]].append(row)
+    found = sorted(grouped(episodes), key=lambda rows: int(rows[0]["step"]))
     groups = [
-        (_asked(rows[0]) | {"step": step, "episodes": [_answer(row) for row in rows]}, rows)
-        for (step, _), rows in sorted(found.items(), key=lambda item: item[0][0])
+        (_asked(rows[0]) | {"step": rows[0]["step"], "episodes": [_answer(row) for row in rows]}, rows)
+        for rows in found
     ]
     mixed = [entry for entry in groups if len({row["reward"] for row in entry[1]}) > 1]
     if tokenizer is not None and tokenizer.is_file():

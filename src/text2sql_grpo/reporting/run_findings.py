@@ -3,16 +3,15 @@
 import math
 import statistics
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 
 from text2sql_grpo.environment.episode import CURES, CUT
-from text2sql_grpo.run_folder import CONFIG, ROLLOUTS, log_lines, read_metrics, read_schedule
+from text2sql_grpo.run_folder import ROLLOUTS, log_lines, read_metrics, read_schedule, read_settings
 
 Record = dict[str, Any]
 Column = list[float]
@@ -68,51 +67,22 @@ def read_logs(run: Path) -> RunLogs:
     Raises:
         DataError: A file cannot be read.
     """
-    config = yaml.safe_load((run / CONFIG).read_text("utf-8")) if (run / CONFIG).is_file() else {}
     return RunLogs(
         steps=[row for row in read_metrics(run) if "loss" in row],
         episodes=log_lines(run / ROLLOUTS, "episodes"),
         schedule=read_schedule(run),
-        settings=(config or {}).get("grpo") or {},
+        settings=read_settings(run).get("grpo") or {},
     )
 
 
 def findings(logs: RunLogs) -> list[Finding]:
     """List the faults of a run, the most costly first."""
-    found = [
-        *_policy(logs),  # of equal weights, causes come first
-        *_without_signal(logs),
-        *_cut(logs),
-        *_reward(logs),
-        *_habits(logs),
-        *_noise(logs),
-        *_held_out(logs),
-    ]
-    return sorted(found, key=lambda finding: -finding.weight)
+    checks = (_policy, _without_signal, _cut, _reward, _habits, _noise, _held_out)
+    found = [finding for check in checks for finding in check(logs)]
+    return sorted(found, key=lambda finding: -finding.weight)  # of equal weights, causes come first
 
 
-def _without_signal(logs: RunLogs) -> list[Finding]:
-    """Rollouts in zero-variance groups."""
-    shares = logs.column("frac_reward_zero_std")
-    share = statistics.fmean(shares) if shares else 0.0
-    if share <= 0.4:
-        return []
-    alike = [group for group in _groups(logs.episodes) if len({row["reward"] for row in group}) < 2]
-    all_right = sum(all(row["strict"] for row in group) for group in alike)
-    tokens = sum(len(row.get("completion_ids") or ()) for group in alike for row in group)
-    total = sum(len(row.get("completion_ids") or ()) for row in logs.episodes)
-    spent = f" and {tokens / total:.0%} of the sampled tokens" if total else ""
-    what = f"{share:.0%} of the groups{spent} gave no gradient, {all_right} of {len(alike)} of them all right"
-    if 2 * all_right > len(alike):
-        return [Finding(what, "take harder questions, or raise grpo.temperature", 0.8 * share)]
-    change = (
-        f"run sft first, {_gold_rows(logs)}or raise grpo.num_generations or temperature; questions that "
-        "are answered sometimes teach most"
-    )
-    return [Finding(what, change, 0.8 * share)]  # mostly an effect: causes come first
-
-
-def _groups(episodes: Sequence[Record]) -> list[list[Record]]:
+def grouped(episodes: Iterable[Record]) -> list[list[Record]]:
     """Episodes of one question in one step."""
     groups: dict[tuple[int, str], list[Record]] = {}
     for row in episodes:
@@ -120,132 +90,139 @@ def _groups(episodes: Sequence[Record]) -> list[list[Record]]:
     return list(groups.values())
 
 
+def _without_signal(logs: RunLogs) -> Iterator[Finding]:
+    """Rollouts in zero-variance groups."""
+    shares = logs.column("frac_reward_zero_std")
+    share = statistics.fmean(shares) if shares else 0.0
+    if share <= 0.4:
+        return
+    alike = [group for group in grouped(logs.episodes) if len({row["reward"] for row in group}) < 2]
+    all_right = sum(all(row["strict"] for row in group) for group in alike)
+    tokens = sum(len(row.get("completion_ids") or ()) for group in alike for row in group)
+    total = sum(len(row.get("completion_ids") or ()) for row in logs.episodes)
+    spent = f" and {tokens / total:.0%} of the sampled tokens" if total else ""
+    change = (
+        f"run sft first, {_gold_rows(logs)}or raise grpo.num_generations or temperature; questions that "
+        "are answered sometimes teach most"
+    )
+    if 2 * all_right > len(alike):
+        change = "take harder questions, or raise grpo.temperature"
+    yield Finding(
+        f"{share:.0%} of the groups{spent} gave no gradient, {all_right} of {len(alike)} of them all right",
+        change,
+        0.8 * share,  # mostly an effect: causes come first
+    )
+
+
 def _gold_rows(logs: RunLogs) -> str:
     """Advice to train on gold queries, unless the run does."""
     return "" if any(logs.column("losses/gold_rows")) else "set losses.gold to 0.2, "
 
 
-def _cut(logs: RunLogs) -> list[Finding]:
+def _cut(logs: RunLogs) -> Iterator[Finding]:
     """Episodes at a limit of tokens or turns."""
+    texts = {reason: f"were cut by a limit of tokens ({reason}) and are masked" for reason in CUT}
+    texts["max_turns"] = "used all turns without an answer"
     stops = Counter(row["stop_reason"] for row in logs.episodes)
-    total = sum(stops.values())
-    return [
-        Finding(f"{stops[reason]} of {total} episodes {text}", CURES[reason], stops[reason] / total)
-        for reason, text in (
-            *((reason, f"were cut by a limit of tokens ({reason}) and are masked") for reason in CUT),
-            ("max_turns", "used all turns without an answer"),
-        )
-        if total and stops[reason] > 0.1 * total
-    ]
+    total = stops.total()
+    for reason, text in texts.items():
+        if stops[reason] > 0.1 * total:
+            what = f"{stops[reason]} of {total} episodes {text}"
+            yield Finding(what, CURES[reason], stops[reason] / total)
 
 
-def _reward(logs: RunLogs) -> list[Finding]:
+def _reward(logs: RunLogs) -> Iterator[Finding]:
     """Rewards that fall, or stop to rise."""
-    rewards, found = logs.column("reward"), list[Finding]()
-    slope = trend(rewards)
-    if slope < -CLEAR:
+    rewards, rates = logs.column("reward"), logs.column("learning_rate")
+    starts = range(len(rewards) - FLAT_STEPS + 1)
+    flat = next((at for at in starts if trend(rewards[at:]) < 1.0), len(rewards))
+    if trend(rewards) < -CLEAR:
         what = f"the reward falls: {_ends(rewards)}"
-        found.append(Finding(what, "lower grpo.learning_rate, or set grpo.beta to 0.1", 0.9))
-    else:
-        starts = range(len(rewards) - FLAT_STEPS + 1)
-        flat = next((at for at in starts if trend(rewards[at:]) < 1.0), len(rewards))
-        if len(rewards) >= FLAT_STEPS and flat <= len(rewards) // 2:
-            what = f"the reward is flat since step {flat + 1} of {len(rewards)} ({_ends(rewards[flat:])})"
-            change = f"raise grpo.learning_rate, {_gold_rows(logs)}or stop earlier"
-            found.append(Finding(what, change, 0.8 * (1 - flat / len(rewards))))
-    skipped = sum(logs.column("step/skipped"))
-    if skipped:
+        yield Finding(what, "lower grpo.learning_rate, or set grpo.beta to 0.1", 0.9)
+    elif starts and flat <= len(rewards) // 2:
+        what = f"the reward is flat since step {flat + 1} of {len(rewards)} ({_ends(rewards[flat:])})"
+        change = f"raise grpo.learning_rate, {_gold_rows(logs)}or stop earlier"
+        yield Finding(what, change, 0.8 * (1 - flat / len(rewards)))
+    if skipped := sum(logs.column("step/skipped")):
         what = f"{skipped:g} steps were skipped, as their gradient was not finite"
-        found.append(Finding(what, "lower grpo.learning_rate", skipped / len(rewards)))
-    rates = logs.column("learning_rate")
+        yield Finding(what, "lower grpo.learning_rate", skipped / len(rewards))
     if rates and max(rates) > 1e-3:
         what = f"the learning rate reached {max(rates):g}"
-        found.append(Finding(what, "lower grpo.learning_rate to 2e-4 for LoRA, 1e-5 for all weights", 0.95))
-    return found
+        yield Finding(what, "lower grpo.learning_rate to 2e-4 for LoRA, 1e-5 for all weights", 0.95)
 
 
-def _habits(logs: RunLogs) -> list[Finding]:
+def _habits(logs: RunLogs) -> Iterator[Finding]:
     """Malformed turns, exploratory queries and flags over the run."""
-    found = []
     malformed, looks = logs.column("episode/malformed"), logs.column("episode/looks")
+    flagged = logs.column("hack/rate")
     if malformed and _late(malformed) > max(0.1, _early(malformed) + 0.05):
         what = f"malformed turns: {_ends(malformed)} an episode"
         change = "lower grpo.learning_rate; without SFT set environment.instructions to true"
-        found.append(Finding(what, change, min(1.0, _late(malformed))))
+        yield Finding(what, change, min(1.0, _late(malformed)))
     if looks and _early(looks) > 0.1 and _late(looks) < 0.3 * _early(looks):
         what = f"exploratory queries die out: {_ends(looks)} an episode"
-        found.append(Finding(what, "lower rewards.turn_cost, or raise grpo.temperature", 0.5))
-    flagged = logs.column("hack/rate")
+        yield Finding(what, "lower rewards.turn_cost, or raise grpo.temperature", 0.5)
     if flagged and _late(flagged) > 0.1:
         what = f"{_late(flagged):.0%} of the last episodes carry a reward-hacking flag"
-        found.append(Finding(what, "raise grading.test_databases, or set rewards.preset to strict", 0.7))
-    return found
+        yield Finding(what, "raise grading.test_databases, or set rewards.preset to strict", 0.7)
 
 
-def _policy(logs: RunLogs) -> list[Finding]:
+def _policy(logs: RunLogs) -> Iterator[Finding]:
     """Temperature, entropy and distance from the reference."""
-    found, settings = [], logs.settings
-    temperature = float(settings.get("temperature", 1.0))
+    temperature = float(logs.settings.get("temperature", 1.0))
     right = sum(bool(row["strict"]) for row in logs.episodes)
+    entropy, kl = logs.column("entropy"), logs.column("kl")
     if temperature > HOT and right < 0.1 * len(logs.episodes):
         what = f"{right} of {len(logs.episodes)} episodes are right at a temperature of {temperature:g}"
-        found.append(Finding(what, "set grpo.temperature to 1 or below", 1.0))
-    entropy, kl = logs.column("entropy"), logs.column("kl")
+        yield Finding(what, "set grpo.temperature to 1 or below", 1.0)
     if entropy and _late(entropy) < 0.02 and _late(entropy) < 0.3 * _early(entropy):
-        change = "raise grpo.temperature, or set grpo.epsilon_high to 0.28"
-        found.append(Finding(f"the entropy collapsed: {_ends(entropy)} nats a token", change, 0.7))
+        what = f"the entropy collapsed: {_ends(entropy)} nats a token"
+        yield Finding(what, "raise grpo.temperature, or set grpo.epsilon_high to 0.28", 0.7)
     if kl and _late(kl) > 0.5:
         what = f"the policy left its start: KL {_ends(kl)} nats a token"
         change = "lower grpo.learning_rate, or raise grpo.beta"
-        if len(logs.steps) > 200 and not settings.get("sync_ref_model"):
+        if len(logs.steps) > 200 and not logs.settings.get("sync_ref_model"):
             what += ", and the reference is still the start"
             change += "; with a reference this old, set grpo.sync_ref_model to true"
-        found.append(Finding(what, change, min(1.0, _late(kl))))
-    return found
+        yield Finding(what, change, min(1.0, _late(kl)))
 
 
-def _noise(logs: RunLogs) -> list[Finding]:
+def _noise(logs: RunLogs) -> Iterator[Finding]:
     """Gain of the run within the noise of a step, by the spread between questions."""
     rewards = logs.column("reward")
     rewarded = [row for row in logs.episodes if row.get("reward") is not None]
-    means = [statistics.fmean(row["reward"] for row in group) for group in _groups(rewarded)]
+    means = [statistics.fmean(row["reward"] for row in group) for group in grouped(rewarded)]
     if len(rewards) < 2 or len(means) < 2 * len(rewards):
-        return []
+        return
     questions = len(means) / len(rewards)
     error = statistics.stdev(means) / math.sqrt(questions)
     gain = abs(_late(rewards) - _early(rewards))
     thirds = max(1, len(rewards) // 3)
-    if gain > CLEAR * error * math.sqrt(2 / thirds) or error < 0.1:
-        return []
-    what = (
-        f"{questions:.0f} questions a step: its mean reward has a standard error of {error:.2f}, the run "
-        f"moved by {gain:.2f}"
-    )
-    change = "raise grpo.gradient_accumulation_steps or per_device_train_batch_size, or lower num_generations"
-    return [Finding(what, change, 0.4)]
+    if error >= 0.1 and gain <= CLEAR * error * math.sqrt(2 / thirds):
+        yield Finding(
+            f"{questions:.0f} questions a step: its mean reward has a standard error of {error:.2f}, the run "
+            f"moved by {gain:.2f}",
+            "raise grpo.gradient_accumulation_steps or per_device_train_batch_size, or lower num_generations",
+            0.4,
+        )
 
 
-def _held_out(logs: RunLogs) -> list[Finding]:
+def _held_out(logs: RunLogs) -> Iterator[Finding]:
     """Held-out accuracy during training against its start."""
-    if not logs.schedule:
-        return [
-            Finding(
-                "no held-out question was asked during training", "set evaluation.every and data.dev", 0.05
-            )
-        ]
     points = [(row["step"], row["accuracy"]["accuracy"]) for row in logs.schedule]
-    if len(points) < 2:
-        return []
+    if not points:
+        what = "no held-out question was asked during training"
+        yield Finding(what, "set evaluation.every and data.dev", 0.05)
+        return
     (_, start), (last, end) = points[0], points[-1]
     best_step, best = max(points, key=lambda point: point[1])
     if end < start:
         what = f"held-out accuracy fell from {start:.0%} to {end:.0%}"
         change = "set evaluation.keep to best, lower grpo.learning_rate, set losses.kept to 0.2"
-        return [Finding(what, change, 0.85)]
-    if best_step < last and best > end:
+        yield Finding(what, change, 0.85)
+    elif best > end:
         what = f"held-out accuracy was best at step {best_step} ({best:.0%}; {end:.0%} at {last})"
-        return [Finding(what, "set evaluation.keep to best", 0.3)]
-    return []
+        yield Finding(what, "set evaluation.keep to best", 0.3)
 
 
 def trend(values: Sequence[float]) -> float:

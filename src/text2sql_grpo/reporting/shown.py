@@ -1,5 +1,6 @@
 """Episodes shown on a terminal; texts of a model or a database are never read as markup."""
 
+import math
 from textwrap import indent
 from typing import Any
 
@@ -16,7 +17,7 @@ from text2sql_grpo.environment.episode import Action
 from text2sql_grpo.environment.observation import ObservationLimits, cell_text, observation_text
 from text2sql_grpo.evaluation.bench import Asked
 from text2sql_grpo.rewards import Answer
-from text2sql_grpo.sql import ExecutionOutcome
+from text2sql_grpo.sql.outcome import Cell, ExecutionOutcome
 
 _OBSERVED = ObservationLimits(max_rows=8, max_cell_chars=40, max_chars=800)
 _MAX_ROWS, _MAX_CELL_CHARS = 20, 60
@@ -101,18 +102,17 @@ def show_query(sql: str, outcome: ExecutionOutcome | None, console: Console) -> 
     if not outcome.is_ok:
         console.print(Padding(_plain(f"Error: {outcome.error}"), (0, 2)), style="red")
         return
-    table = Table(*[Column(_plain(_shown(name))) for name in outcome.columns], box=box.SIMPLE_HEAD)
-    for row in outcome.rows[:_MAX_ROWS]:
-        table.add_row(*[_plain(_shown(cell)) for cell in row])
+    header, *rows = (
+        [_plain(cell_text(cell, _MAX_CELL_CHARS)) for cell in row]
+        for row in (outcome.columns, *outcome.rows[:_MAX_ROWS])
+    )
+    table = Table(*map(Column, header), box=box.SIMPLE_HEAD)
+    for row in rows:
+        table.add_row(*row)
     console.print(table if outcome.rows else Padding("no rows", (0, 2)))
-    if len(outcome.rows) > _MAX_ROWS or outcome.is_truncated:
+    if len(outcome.rows) > len(rows) or outcome.is_truncated:
         more = "more than " if outcome.is_truncated else ""
-        shown = min(_MAX_ROWS, len(outcome.rows))
-        console.print(Padding(f"{shown} of {more}{len(outcome.rows)} rows", (0, 2)))
-
-
-def _shown(cell: Any) -> str:
-    return cell_text(cell, _MAX_CELL_CHARS)
+        console.print(Padding(f"{len(rows)} of {more}{len(outcome.rows)} rows", (0, 2)))
 
 
 def _plain(text: str) -> Text:
@@ -125,30 +125,30 @@ def asked_record(asked: Asked) -> dict[str, Any]:
     return {
         "question": episode.example.question,
         "turns": [
-            {"kind": one.kind, "sql": one.sql, "error": one.error, "result": _outcome_record(one.outcome)}
+            {"kind": one.kind, "sql": one.sql, "error": one.error, "result": outcome_record(one.outcome)}
             for one in episode.actions
         ],
         "final_sql": episode.final_sql,
-        "result": _outcome_record(asked.result),
+        "result": outcome_record(asked.result),
         "stop_reason": episode.stop_reason,
         "failure": asked.failure,
     }
 
 
-def _outcome_record(outcome: ExecutionOutcome | None) -> dict[str, Any] | None:
-    """Record for JSON, with bytes and infinity as text."""
+def outcome_record(outcome: ExecutionOutcome | None, max_rows: int | None = None) -> dict[str, Any] | None:
+    """Record for JSON, with bytes and infinity as text; at most `max_rows` rows, all for None."""
     if outcome is None:
         return None
-    rows = [[_json_cell(cell) for cell in row] for row in outcome.rows]
+    rows = [[_json_cell(cell) for cell in row] for row in outcome.rows[:max_rows]]
     return {
         "status": outcome.status,
         "columns": list(outcome.columns),
         "rows": rows,
-        "is_truncated": outcome.is_truncated,
+        "is_truncated": outcome.is_truncated or len(rows) < len(outcome.rows),
         "error": outcome.error,
     }
 
 
-def _json_cell(cell: Any) -> Any:
-    is_infinite = isinstance(cell, float) and abs(cell) == float("inf")
-    return cell_text(cell, _MAX_CELL_CHARS) if is_infinite or isinstance(cell, bytes) else cell
+def _json_cell(cell: Cell) -> Cell:
+    is_number = not isinstance(cell, float) or math.isfinite(cell)
+    return cell if is_number and not isinstance(cell, bytes) else cell_text(cell, _MAX_CELL_CHARS)

@@ -96,17 +96,14 @@ class Tracking:
         if not PartialState().is_main_process:
             return
         tables = {
-            "episodes": _sampled(folder / ROLLOUTS, "step", _EPISODE_COLUMNS),
-            "held_out": _sampled(answers_file(folder), "set", _ANSWER_COLUMNS),
+            "episodes": _sampled(folder / ROLLOUTS, _EPISODE_COLUMNS),
+            "held_out": _sampled(answers_file(folder), _ANSWER_COLUMNS),
         }
+        tables = {name: table for name, table in tables.items() if table["data"]}
         if "wandb" in self.names:
             import wandb
 
-            known = {
-                name: wandb.Table(columns=list(rows[0]), data=[[*row.values()] for row in rows])
-                for name, rows in tables.items()
-                if rows
-            }
+            known = {name: wandb.Table(**table) for name, table in tables.items()}
             wandb.log({**known, "train/global_step": step})
             for kind, paths in {"report": [folder / PAGE], "questions": questions}.items():
                 artifact = wandb.Artifact(f"{self.arguments.run_name}-{kind}", type=kind)
@@ -118,17 +115,15 @@ class Tracking:
             wandb.log_artifact(artifact)
         if "tensorboard" in self.names:
             with _tensorboard() as writer:
-                for name, rows in tables.items():
-                    writer.add_text(name, _markdown(rows), step)
+                for name, table in tables.items():
+                    writer.add_text(name, _markdown(**table), step)
         if "trackio" in self.names:
             import trackio
 
             name = self.arguments.run_name
             trackio.init(self.arguments.project, name=name, resume="allow", embed=False)
-            for kind, rows in tables.items():
-                if rows:
-                    data = [[*row.values()] for row in rows]
-                    trackio.log({kind: trackio.Table(columns=list(rows[0]), data=data)}, step=step)
+            for kind, table in tables.items():
+                trackio.log({kind: trackio.Table(**table)}, step=step)
             trackio.finish()
 
     def log_evaluation(self, sets: Mapping[str, Any], step: int) -> None:
@@ -141,7 +136,7 @@ class Tracking:
         if not figures or not PartialState().is_main_process:
             return
         state = TrainerState(global_step=step)
-        for name in (name for name in self.names if name in _EVALUATED):
+        for name in _EVALUATED.intersection(self.names):
             callback = INTEGRATION_TO_CALLBACK[name]()
             callback.on_log(self.arguments, state, TrainerControl(), logs=figures)
         if "trackio" in self.names:
@@ -158,22 +153,21 @@ def _tensorboard() -> Iterator[Any]:
         yield writer
 
 
-def _sampled(path: Path, part: str, columns: Sequence[str]) -> list[dict[str, Any]]:
-    """Columns of a log's first lines of each part, such as each step; empty without the file."""
+def _sampled(path: Path, columns: Sequence[str]) -> dict[str, list[Any]]:
+    """`columns` and `data` of a log's first lines of each value of the first column."""
     seen = Counter[Any]()
     rows = []
     for record in log_lines(path, "episodes"):
-        seen[record[part]] += 1
-        if seen[record[part]] <= ROWS_OF_EACH:
-            rows.append({name: record[name] for name in columns})
-    return rows
+        row = [record[name] for name in columns]
+        seen[row[0]] += 1
+        if seen[row[0]] <= ROWS_OF_EACH:
+            rows.append(row)
+    return {"columns": list(columns), "data": rows}
 
 
-def _markdown(rows: Sequence[Mapping[str, Any]]) -> str:
-    if not rows:
-        return ""
-    lines = [[str(cell).replace("|", "\\|").replace("\n", " ") for cell in row.values()] for row in rows]
-    table = [list(rows[0]), ["---"] * len(rows[0]), *lines]
+def _markdown(columns: Sequence[str], data: Sequence[Sequence[Any]]) -> str:
+    lines = [[str(cell).replace("|", "\\|").replace("\n", " ") for cell in row] for row in data]
+    table = [columns, ["---"] * len(columns), *lines]
     return "\n".join(f"| {' | '.join(line)} |" for line in table)
 
 

@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import wait
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from threading import Event, Lock
+from threading import Event
 from typing import Any
 from uuid import uuid4
 
@@ -24,13 +24,7 @@ from text2sql_grpo.evaluation.votes import vote
 from text2sql_grpo.files import append_jsonl, read_json
 from text2sql_grpo.models.loaded_policy import LoadedPolicy
 from text2sql_grpo.run_folder import EVALUATION
-from text2sql_grpo.serving.live_engine import (
-    MAX_SESSIONS,
-    EndpointEngine,
-    LiveEngine,
-    LocalEngine,
-    WatchedSession,
-)
+from text2sql_grpo.serving.live_engine import MAX_SESSIONS, EndpointEngine, LocalEngine, WatchedSession
 from text2sql_grpo.sql import ExecutionOutcome
 
 SURE_FROM = 0.75  # share of answers that agree, where no evaluation of the model has chosen one
@@ -94,12 +88,11 @@ class Agent:
     """
 
     environment: Environment
-    engine: LiveEngine
+    engine: LocalEngine | EndpointEngine
     database: str
     samples: int = 1
     sure_from: float = SURE_FROM
     name: str = "text2sql-grpo"
-    lock: Any = field(default_factory=Lock)
 
     def ask(
         self,
@@ -204,8 +197,7 @@ class Agent:
             "verified_by": getpass.getuser(),
             "verified_at": int(time.time()),
         }
-        with self.lock:
-            append_jsonl(path, [record])
+        append_jsonl(path, [record])
         return path
 
 
@@ -230,7 +222,7 @@ def open_agent(
     with Environment({name: address}, test_databases=0, hide=run.data.hide, **vars(settings)) as environment:
         environment.sessions.schema_text(name)  # fails before anything slow
         temperature = run.evaluation.samples_temperature if samples > 1 else 0.0
-        engine: LiveEngine
+        engine: LocalEngine | EndpointEngine
         if isinstance(model, Endpoint):
             engine, title = EndpointEngine(model, environment.sessions, temperature), model.model
         else:

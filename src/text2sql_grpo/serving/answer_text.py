@@ -5,6 +5,7 @@ from typing import Any
 from text2sql_grpo.environment.episode import Action, Episode
 from text2sql_grpo.environment.observation import ObservationLimits, cell_text, observation_text
 from text2sql_grpo.evaluation.bench import Asked
+from text2sql_grpo.reporting.shown import outcome_record
 from text2sql_grpo.serving.agent import Reply
 from text2sql_grpo.sql import ExecutionOutcome
 
@@ -48,8 +49,11 @@ def _last_sql(episode: Episode) -> str:
 
 def table_text(outcome: ExecutionOutcome) -> str:
     """Table of the first rows in Markdown; markup in cells is escaped."""
-    rows = [outcome.columns, *outcome.rows[:MAX_ROWS]]
-    lines = [f"| {' | '.join(_cell(cell) for cell in row)} |" for row in rows]
+    rows = [
+        [cell_text(cell, MAX_CELL).translate(_ESCAPED) for cell in row]
+        for row in (outcome.columns, *outcome.rows[:MAX_ROWS])
+    ]
+    lines = [f"| {' | '.join(row)} |" for row in rows]
     lines.insert(1, f"|{' --- |' * len(outcome.columns)}")
     total = f"{len(outcome.rows)}{' or more' if outcome.is_truncated else ''}"
     return "\n".join(lines) + f"\n\n{total} row{'' if total == '1' else 's'}"
@@ -59,8 +63,8 @@ def reply_record(reply: Reply) -> dict[str, Any]:
     """Answer for the page."""
 
     def one(asked: Asked) -> dict[str, Any]:
-        sql, result = _last_sql(asked.episode), outcome_record(asked.result)
-        return {"sql": sql, "failure": asked.failure, "result": result}
+        result = outcome_record(asked.result, MAX_SENT_ROWS)
+        return {"sql": _last_sql(asked.episode), "failure": asked.failure, "result": result}
 
     return one(reply.asked) | {
         "question": reply.asked.episode.example.question,
@@ -71,29 +75,8 @@ def reply_record(reply: Reply) -> dict[str, Any]:
     }
 
 
-def outcome_record(outcome: ExecutionOutcome | None) -> dict[str, Any] | None:
-    """Rows for the page: at most 500, numbers as they are, everything else as text."""
-    if outcome is None:
-        return None
-    rows = [
-        [cell if isinstance(cell, int | float) or cell is None else str(cell)[:1_000] for cell in row]
-        for row in outcome.rows[:MAX_SENT_ROWS]
-    ]
-    return {
-        "ok": outcome.is_ok,
-        "error": outcome.error,
-        "columns": list(outcome.columns),
-        "rows": rows,
-        "more": outcome.is_truncated or len(outcome.rows) > MAX_SENT_ROWS,
-    }
-
-
 def _fenced(sql: str) -> str:
     fence = "```"
     while fence in sql:
         fence += "`"
     return f"{fence}sql\n{sql}\n{fence}"
-
-
-def _cell(cell: Any) -> str:
-    return cell_text(cell, MAX_CELL).translate(_ESCAPED)

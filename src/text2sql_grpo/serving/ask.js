@@ -41,19 +41,19 @@ const shown = (cell) => (cell === null ? "NULL" : String(cell));
 
 function Table({ result }) {
   const [count, setCount] = useState(SHOWN);
-  if (!result.ok) return html`<p class="wrong">${result.error}</p>`;
+  if (result.status !== "ok") return html`<p class="wrong">${result.error}</p>`;
   if (!result.rows.length) return html`<p class="note">No rows.</p>`;
   return html`<div class="table" tabindex="0"><table><thead><tr>${result.columns.map((name, i) => html`
       <th class=${typeof result.rows[0][i] === "number" ? "number" : ""}>${name}</th>`)}</tr></thead>
     <tbody>${result.rows.slice(0, count).map((row) => html`<tr>${row.map((cell) => html`
       <td class=${typeof cell === "number" ? "number" : cell === null ? "null" : ""}>${shown(cell)}</td>`)}</tr>`)}</tbody></table></div>
-    <p class="note">${result.rows.length}${result.more ? " or more" : ""} row${result.rows.length === 1 && !result.more ? "" : "s"}
+    <p class="note">${result.rows.length}${result.is_truncated ? " or more" : ""} row${result.rows.length === 1 && !result.is_truncated ? "" : "s"}
       ${result.rows.length > count && html` <button onClick=${() => setCount(count + 500)}>more</button>`}</p>`;
 }
 
 // A bar or line for each of 2 to 60 rows of a text or date and a number.
 function chartOf(result) {
-  if (!result.ok || result.columns.length !== 2 || result.rows.length < 2 || result.rows.length > 60) return null;
+  if (result.status !== "ok" || result.columns.length !== 2 || result.rows.length < 2 || result.rows.length > 60) return null;
   const numbers = [0, 1].map((i) => result.rows.every((row) => typeof row[i] === "number"));
   const value = numbers[1] ? 1 : numbers[0] ? 0 : -1;
   if (value < 0 || (numbers[0] && numbers[1])) return null;
@@ -107,7 +107,7 @@ function Answer({ question, sql, result, failure }) {
       onKeyDown=${(event) => event.key === "Enter" && (event.ctrlKey || event.metaKey) && run()} /></label>
     <p class="actions"><button onClick=${run}>Run</button>
       <button onClick=${() => judge(true)}>Right</button><button onClick=${() => judge(false)}>Wrong</button>
-      ${now && now.ok && now.rows.length > 0 && html`<button onClick=${() => download(now)}>CSV</button>`}
+      ${now && now.status === "ok" && now.rows.length > 0 && html`<button onClick=${() => download(now)}>CSV</button>`}
       <span class="note" role="status">${note}</span></p>
     ${now && html`<${Table} result=${now} />`}${chart && html`<${Chart} chart=${chart} />`}`;
 }

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
 from threading import Lock, Thread
-from typing import Any, Protocol
+from typing import Any
 
 from text2sql_grpo.data.example import Example
 from text2sql_grpo.environment.episode import Episode, Message
@@ -58,20 +58,6 @@ class WatchedSession:
         return self._session.holds_action(cut_text)
 
 
-class LiveEngine(Protocol):
-    """Anything that rolls out sessions as they arrive."""
-
-    def submit(self, session: WatchedSession) -> "Future[Episode]":
-        """Roll out a session.
-
-        Raises:
-            RunError: The engine has ended.
-        """
-
-    def close(self) -> None:
-        """End; sessions that wait fail."""
-
-
 class LocalEngine:
     """Engine of a local model: one thread, in which all sessions share forward passes.
 
@@ -92,6 +78,11 @@ class LocalEngine:
         self._thread.start()
 
     def submit(self, session: WatchedSession) -> "Future[Episode]":
+        """Roll out a session.
+
+        Raises:
+            RunError: The engine has ended.
+        """
         future: Future[Episode] = Future()
         start_all([session], self._sampler.chat, self._budgets)
         episode = session.episode
@@ -99,9 +90,8 @@ class LocalEngine:
             future.set_result(episode)
             return future
         prefix = self._prefix(episode.example.database)
-        is_shared = tuple(episode.prompt_ids[: len(prefix)]) == prefix and len(prefix) < len(
-            episode.prompt_ids
-        )
+        begins = tuple(episode.prompt_ids[: len(prefix)]) == prefix
+        is_shared = begins and len(prefix) < len(episode.prompt_ids)
         with self._lock:
             if self._failure:
                 raise RunError(f"the model has stopped: {self._failure}; start the server again")
@@ -110,6 +100,7 @@ class LocalEngine:
         return future
 
     def close(self) -> None:
+        """End; sessions that wait fail."""
         self._arrivals.put(None)
         self._thread.join()
 
@@ -183,8 +174,10 @@ class EndpointEngine:
         self._pool = ThreadPoolExecutor(endpoint.parallel, thread_name_prefix="endpoint")
 
     def submit(self, session: WatchedSession) -> "Future[Episode]":
+        """Ask the endpoint for the turns of a session."""
         return self._pool.submit(served_episode, session, self._environment, self._client, seed=0)
 
     def close(self) -> None:
+        """End; sessions that wait are cancelled."""
         self._pool.shutdown(cancel_futures=True)
         self._client.close()

@@ -12,7 +12,7 @@ import math
 import time
 from collections import OrderedDict, deque
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from importlib.resources import files
 from itertools import pairwise
@@ -24,6 +24,7 @@ from uuid import uuid4
 from sse_starlette import EventSourceResponse
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import ClientDisconnect, Request
@@ -33,8 +34,9 @@ from starlette.routing import Route
 from text2sql_grpo.environment.episode import Action
 from text2sql_grpo.errors import ArgumentError, RunError
 from text2sql_grpo.files import append_jsonl
+from text2sql_grpo.reporting.shown import outcome_record
 from text2sql_grpo.serving.agent import Agent, Exchange, Reply
-from text2sql_grpo.serving.answer_text import look_text, outcome_record, reply_record, reply_text
+from text2sql_grpo.serving.answer_text import MAX_SENT_ROWS, look_text, reply_record, reply_text
 
 MAX_BODY_BYTES = 1_000_000
 MAX_RUNNING = 64  # questions that run or wait; more get 429
@@ -56,14 +58,6 @@ _HEADERS = {
     "Cache-Control": "no-store",
 }
 _logger = logging.getLogger(__name__)
-
-
-class Refused(Exception):
-    """A request that gets an error instead of an answer."""
-
-    def __init__(self, status: int, message: str, **headers: str) -> None:
-        super().__init__(message)
-        self.status, self.headers = status, headers
 
 
 @dataclass
@@ -97,48 +91,40 @@ class AgentServer:
             Route("/api/run", self._guarded(self._run), methods=["POST"]),
             Route("/api/feedback", self._guarded(self._feedback), methods=["POST"]),
         ]
-        return Starlette(routes=routes, middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=hosts)])
+        return Starlette(
+            routes=routes,
+            middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=hosts)],
+            exception_handlers=dict.fromkeys((HTTPException, RunError, ClientDisconnect), _failed),
+        )
 
     def _guarded(self, handle: Any) -> Any:
-        """Check token, origin and rate of a request, and turn errors into answers."""
+        """Check token, origin and rate of a request before it is handled."""
 
         async def guarded(request: Request) -> Response:
-            try:
-                self._check(request)
-                response: Response = await handle(request)
-                return response
-            except Refused as refused:
-                return _error(refused.status, str(refused), refused.headers)
-            except ArgumentError as error:
-                return _error(400, str(error))
-            except RunError as error:
-                return _error(503, str(error))
-            except ClientDisconnect:
-                return Response(status_code=499)
+            self._check(request)
+            response: Response = await handle(request)
+            return response
 
         return guarded
 
     def _check(self, request: Request) -> None:
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
         if scheme.lower() != "bearer" or not hmac.compare_digest(token.strip().encode(), self.token.encode()):
-            raise Refused(401, "missing or wrong token: send it as the API key (Authorization: Bearer TOKEN)")
+            reason = "missing or wrong token: send it as the API key (Authorization: Bearer TOKEN)"
+            raise HTTPException(401, reason)
         origin = request.headers.get("origin")
         if origin is not None and origin.partition("://")[2] != request.headers.get("host"):
-            raise Refused(403, "a request from a page of another site")
+            raise HTTPException(403, "a request from a page of another site")
         if request.method != "POST":
             return
-        client, now = request.client.host if request.client else "", time.monotonic()
-        times = self._times.setdefault(client, deque())
+        client, now = _client(request), time.monotonic()
+        times = self._times.setdefault(client, deque(maxlen=self.per_minute))
         self._times.move_to_end(client)
         if len(self._times) > MAX_CLIENTS:
             self._times.popitem(last=False)
-        while times and now - times[0] > 60:
-            times.popleft()
-        if len(times) >= self.per_minute:
-            wait = math.ceil(60 - (now - times[0]))
-            raise Refused(
-                429, f"more than {self.per_minute} requests in a minute", **{"Retry-After": str(wait)}
-            )
+        if len(times) == self.per_minute and now - times[0] <= 60:
+            wait = {"Retry-After": str(math.ceil(60 - (now - times[0])))}
+            raise HTTPException(429, f"more than {self.per_minute} requests in a minute", wait)
         times.append(now)
 
     async def _file(self, request: Request) -> Response:
@@ -205,8 +191,8 @@ class AgentServer:
                         yield chunk({"reasoning": look, "reasoning_content": look})
         except ClientDisconnect:
             return
-        except (RunError, Refused) as error:
-            text = f"There is no answer: {error}"
+        except (RunError, HTTPException) as error:
+            text = f"There is no answer: {_reason(error)}"
         yield chunk({"content": text})
         yield chunk({}, "stop")
         if (body.get("stream_options") or {}).get("include_usage"):
@@ -227,13 +213,13 @@ class AgentServer:
                         if isinstance(event, Reply):
                             yield json.dumps({"answer": reply_record(event)})
                         else:
-                            result = outcome_record(event.outcome)
+                            result = outcome_record(event.outcome, MAX_SENT_ROWS)
                             look = {"sql": event.sql, "error": event.error, "result": result}
                             yield json.dumps({"look": look})
             except ClientDisconnect:
                 return
-            except (RunError, Refused) as error:
-                yield json.dumps({"error": str(error)})
+            except (RunError, HTTPException) as error:
+                yield json.dumps({"error": _reason(error)})
 
         return EventSourceResponse(events(), headers=_HEADERS)
 
@@ -241,13 +227,14 @@ class AgentServer:
         sql = str((await _body(request)).get("sql", ""))
         outcome = await run_in_threadpool(self.agent.run, sql)
         self._log(request, question=None, sql=sql, status=outcome.status)
-        return JSONResponse(outcome_record(outcome), headers=_HEADERS)
+        record = json.dumps(outcome_record(outcome, MAX_SENT_ROWS))  # in ASCII: cells may hold half a letter
+        return Response(record, media_type="application/json", headers=_HEADERS)
 
     async def _feedback(self, request: Request) -> Response:
         body = await _body(request)
         question, sql, is_right = body.get("question"), body.get("sql"), body.get("right")
         if not isinstance(question, str) or not isinstance(sql, str) or not isinstance(is_right, bool):
-            raise Refused(400, "feedback needs question and sql as texts, and right as true or false")
+            raise HTTPException(400, "feedback needs question and sql as texts, and right as true or false")
         await run_in_threadpool(self.agent.save_feedback, self.folder, question, sql, is_right=is_right)
         return JSONResponse({"saved": True}, headers=_HEADERS)
 
@@ -256,7 +243,7 @@ class AgentServer:
     ) -> AsyncGenerator[Action | Reply]:
         """Turns before an answer as they are taken, then the answer; a client that leaves stops it."""
         if self.running >= MAX_RUNNING:
-            raise Refused(429, f"{MAX_RUNNING} questions run already", **{"Retry-After": "5"})
+            raise HTTPException(429, f"{MAX_RUNNING} questions run already", {"Retry-After": "5"})
         self.running += 1
         turns: asyncio.Queue[Action] = asyncio.Queue()
         loop, is_cancelled = asyncio.get_running_loop(), Event()
@@ -266,41 +253,33 @@ class AgentServer:
                 loop.call_soon_threadsafe(turns.put_nowait, action)
 
         started, status, sql = time.monotonic(), "failed", None
-        answer = asyncio.ensure_future(
-            asyncio.to_thread(
-                self.agent.ask, question, history, on_action=on_action, is_cancelled=is_cancelled
-            )
+        asking = asyncio.to_thread(
+            self.agent.ask, question, history, on_action=on_action, is_cancelled=is_cancelled
         )
+        answer = asyncio.create_task(asking)
         try:
-            while not answer.done():
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(0.1):
-                        yield await turns.get()
-                if not answer.done() and await request.is_disconnected():
-                    status = "withdrawn"
-                    raise ClientDisconnect
-            while not turns.empty():
-                yield turns.get_nowait()
+            while not (answer.done() and turns.empty()):
+                try:
+                    turn = await asyncio.wait_for(turns.get(), timeout=0.1)
+                except TimeoutError:
+                    if not answer.done() and await request.is_disconnected():
+                        status = "withdrawn"
+                        raise ClientDisconnect from None
+                else:
+                    yield turn
             reply = answer.result()
             status, sql = reply.asked.failure or "ok", reply.asked.episode.final_sql
             yield reply
         finally:
             is_cancelled.set()
             self.running -= 1
-            self._log(
-                request,
-                question=question,
-                sql=sql,
-                status=status,
-                seconds=round(time.monotonic() - started, 3),
-            )
+            seconds = round(time.monotonic() - started, 3)
+            self._log(request, question=question, sql=sql, status=status, seconds=seconds)
 
     def _log(self, request: Request, **fields: Any) -> None:
-        client = request.client.host if request.client else ""
+        record = {"time": int(time.time()), "client": _client(request), **fields}
         try:
-            append_jsonl(
-                self.folder / "audit.jsonl", [{"time": int(time.time()), "client": client, **fields}]
-            )
+            append_jsonl(self.folder / "audit.jsonl", [record])
         except RunError as error:
             _logger.warning("the audit log was not written: %s", error)
 
@@ -311,24 +290,24 @@ async def _body(request: Request) -> dict[str, Any]:
     async for part in request.stream():
         content += part
         if len(content) > MAX_BODY_BYTES:
-            raise Refused(413, f"a request must be at most {MAX_BODY_BYTES} bytes")
+            raise HTTPException(413, f"a request must be at most {MAX_BODY_BYTES} bytes")
     try:
         body = json.loads(content)
     except (ValueError, RecursionError):
         body = None
     if not isinstance(body, dict):
-        raise Refused(400, "a request must be a JSON object")
+        raise HTTPException(400, "a request must be a JSON object")
     return body
 
 
 def _question(messages: Any) -> tuple[str, list[Exchange]]:
     """Last message of a chat, and the questions before it with their queries."""
     if not isinstance(messages, list) or not all(isinstance(one, dict) for one in messages):
-        raise Refused(400, "messages must be a list of objects with role and content")
+        raise HTTPException(400, "messages must be a list of objects with role and content")
     said = [(str(one.get("role")), _text(one.get("content"))) for one in messages]
     said = [(role, text) for role, text in said if role in ("user", "assistant")]
     if not said or said[-1][0] != "user" or not said[-1][1].strip():
-        raise Refused(400, "the last message must be a question of the user")
+        raise HTTPException(400, "the last message must be a question of the user")
     history = []
     for (role, question), (answerer, answer) in pairwise(said):
         if (role, answerer) == ("user", "assistant"):
@@ -353,7 +332,22 @@ def _usage(reply: Reply | None) -> dict[str, int]:
     return {"prompt_tokens": prompt, "completion_tokens": sampled, "total_tokens": prompt + sampled}
 
 
-def _error(status: int, message: str, headers: dict[str, str] | None = None) -> Response:
-    kind = {400: "invalid_request_error", 401: "authentication_error", 429: "rate_limit_error"}
-    error = {"message": message, "type": kind.get(status, "server_error"), "param": None, "code": None}
-    return JSONResponse({"error": error}, status, headers={**_HEADERS, **(headers or {})})
+def _client(request: Request) -> str:
+    return request.client.host if request.client else ""
+
+
+def _reason(error: Exception) -> str:
+    return error.detail if isinstance(error, HTTPException) else str(error)
+
+
+async def _failed(request: Request, error: Exception) -> Response:
+    """Error in the form of OpenAI's API."""
+    if isinstance(error, ClientDisconnect):
+        return Response(status_code=499)
+    status, headers = 400 if isinstance(error, ArgumentError) else 503, _HEADERS
+    if isinstance(error, HTTPException):
+        status, headers = error.status_code, {**_HEADERS, **(error.headers or {})}
+    kinds = {400: "invalid_request_error", 401: "authentication_error", 429: "rate_limit_error"}
+    kind = kinds.get(status, "server_error")
+    record = {"message": _reason(error), "type": kind, "param": None, "code": None}
+    return JSONResponse({"error": record}, status, headers)

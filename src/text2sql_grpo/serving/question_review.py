@@ -111,14 +111,16 @@ class Review:
     def shown(self, id: str) -> Record:
         """One question with its SQL and rows, as the verdict so far has them."""
         example, verdict = self._example(id), read_verdicts(self.folder).get(id)
-        question, sql = (
-            (verdict["question"], verdict["sql"]) if verdict else (example.question, example.gold_sql)
-        )
+        made = verdict or {"question": example.question, "sql": example.gold_sql}
         database = self._databases.address(example.database)
         return {
-            **{"id": id, "question": question, "sql": formatted(sql), "verdict": verdict},
-            **{"database": example.database, "template": example.template or example.family},
-            "result": _table(self._executor.execute(database, sql)),
+            "id": id,
+            "question": made["question"],
+            "sql": formatted(made["sql"]),
+            "verdict": verdict,
+            "database": example.database,
+            "template": example.template or example.family,
+            "result": _table(self._executor.execute(database, made["sql"])),
         }
 
     def evidence(self, id: str) -> Record:
@@ -208,13 +210,13 @@ def near_miss(
             if text not in refuted and _differs(right, outcome, text):
                 refuted[text] = right.outcome, outcome
     asked = list(islice(refuted, MAX_COMPARED))
+    if not asked:
+        return None
     here = GoldResult.of(executor, database, sql)
     outcomes = executor.execute_many([(database, text) for text in asked], limits=NEAR_LIMITS)
     same = [
         text for text, one in zip(asked, outcomes, strict=True) if one.is_ok and not _differs(here, one, text)
     ]
-    if not asked:
-        return None
     text = min(same or asked, key=len)
     right_rows, rows = map(_table, refuted[text])
     return {"sql": formatted(text), "is_same_here": bool(same), "right": right_rows, "result": rows}
