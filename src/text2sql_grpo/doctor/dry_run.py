@@ -140,7 +140,7 @@ def memory_of(
             prompt_tokens=prompt_tokens,
             completion_tokens=length,
             sampled_tokens=min(length, config.environment.max_turns * config.environment.max_turn_tokens),
-            shares_prompts=arguments.shared_prefix and sharding.stage < 2,
+            shares_prompts=arguments.shared_prefix,
             gradient_checkpointing=arguments.gradient_checkpointing,
             autocast=torch.bfloat16 if arguments.bf16 else torch.float16 if arguments.fp16 else None,
         ),
