@@ -105,8 +105,9 @@ def load_policy(
     except torch.OutOfMemoryError as error:
         raise ModelError(f"the model does not fit into memory: {error} ({path})") from error
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+        reason = str(error).partition("\n")[0]
         raise ModelError(
-            f"cannot read the model {path}: {str(error).splitlines()[0]}; name a folder, GGUF file or Hub id"
+            f"cannot read the model {path}: {reason}; name a folder, GGUF file or Hub id"
         ) from error
     ChatFormat(tokenizer)
     if tokenizer.pad_token_id is None:
