@@ -212,7 +212,7 @@ def split_numbers(tokenizer: Any, pre_tokenizer: str, gguf: Path) -> None:
 
 def _check_written(folder: Path, model: Any, tokenizer: Any, gguf: Path) -> None:
     """Refuse a folder whose weights, token ids or chat template differ from the GGUF file's."""
-    written = AutoModelForCausalLM.from_pretrained(str(folder)).state_dict()
+    written = AutoModelForCausalLM.from_pretrained(str(folder), dtype=torch.bfloat16).state_dict()
     for name, weight in model.state_dict().items():
         if not torch.equal(written[name], weight):
             raise ModelError(f"the written weight {name} differs from the GGUF file's ({gguf})")
