@@ -121,7 +121,7 @@ def measure(case: Case, device: str = "cpu") -> dict[str, int]:
     from transformers import AutoConfig
 
     from text2sql_grpo.config import LoraSettings, ModelConfig
-    from text2sql_grpo.doctor.memory import Rollouts, estimate_memory
+    from text2sql_grpo.doctor.memory import estimate_memory
     from text2sql_grpo.doctor.traced_update import Update
 
     settings = ModelConfig(
@@ -150,7 +150,7 @@ def measure(case: Case, device: str = "cpu") -> dict[str, int]:
         gradient_checkpointing=case.checkpointing,
         autocast=torch.bfloat16 if case.is_bf16 else None,
     )
-    estimate = estimate_memory(config, settings, update, Rollouts(0, 0, 0, 0), device=device)
+    estimate = estimate_memory(config, settings, update, 0, device=device)
     small = dataclasses.replace(case, shape={"hidden_size": 64, "num_hidden_layers": 1}, prompt_tokens=9)
     with tempfile.TemporaryDirectory() as first, tempfile.TemporaryDirectory() as second:
         # Imports whatever a step needs, and lets libraries take what they keep.

@@ -13,13 +13,13 @@ from tests.model_families import tiny
 from tests.scripted_trainer import Bench
 from tests.tiny_model import write_model
 from text2sql_grpo.config import LoraSettings, ModelConfig
-from text2sql_grpo.doctor.memory import MemoryEstimate, Rollouts, Sharding, estimate_memory
+from text2sql_grpo.doctor.memory import MemoryEstimate, Sharding, estimate_memory
 from text2sql_grpo.doctor.traced_update import LiveBytes, UntraceableError, Update, trace_update
 from text2sql_grpo.errors import ModelError
 from text2sql_grpo.models.loaded_policy import lora_config
 
 ROWS, PROMPT, COMPLETION = 8, 120, 40
-NO_ROLLOUTS = Rollouts(0, 0, 0, 0)
+NO_ROLLOUTS = 0
 
 
 def settings(mode: str) -> ModelConfig:

@@ -127,14 +127,13 @@ def disk(config: Config, needed_bytes: int | None) -> Finding:
     folders = {"run folder": config.run.output_dir, "cache": cache_folder("")}
     free = {name: shutil.disk_usage(_existing(folder)).free for name, folder in folders.items()}
     text = ", ".join(f"{size / GIB:.0f} GiB free for the {name}" for name, size in free.items())
-    facts = {"free_bytes": free, "needed_bytes": needed_bytes}
-    if needed_bytes is None:
-        return Finding("disk", "ok", text, facts)
-    text += f"; checkpoints and the merged model take about {needed_bytes / GIB:.1f} GiB"
-    if needed_bytes > free["run folder"]:
-        text += ": set run.output_dir to a larger disk or lower grpo.save_total_limit"
-        return Finding("disk", "problem", text, facts)
-    return Finding("disk", "ok", text, facts)
+    status: Status = "ok"
+    if needed_bytes is not None:
+        text += f"; checkpoints and the merged model take about {needed_bytes / GIB:.1f} GiB"
+        if needed_bytes > free["run folder"]:
+            status = "problem"
+            text += ": set run.output_dir to a larger disk or lower grpo.save_total_limit"
+    return Finding("disk", status, text, {"free_bytes": free, "needed_bytes": needed_bytes})
 
 
 def _existing(folder: Path) -> Path:

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -45,8 +46,12 @@ def doctor(
     findings = []
     for finding in _findings(config, launch, dry_run):
         findings.append(finding)
-        if not as_json:
-            _show(finding, console)
+        if as_json:
+            continue
+        mark = (f"{finding.status:>8}", _MARKS[finding.status])
+        console.print(Text.assemble(mark, f"  {finding.name}: {finding.text}"), soft_wrap=True)
+        if finding.shown is not None:
+            console.print(finding.shown, soft_wrap=True)
     fails = any(finding.status == "problem" for finding in findings)
     if as_json:
         record = {f.name: {"status": f.status, "text": f.text, **f.facts} for f in findings}
@@ -56,43 +61,32 @@ def doctor(
     return int(fails)
 
 
-def _show(finding: Finding, console: Console) -> None:
-    mark = (f"{finding.status:>8}", _MARKS[finding.status])
-    line = Text.assemble(mark, f"  {finding.name}: {finding.text}")
-    console.print(line, soft_wrap=True)
-    if finding.shown is not None:
-        console.print(finding.shown, soft_wrap=True)
-
-
 def _findings(config: Config, launch_file: Path | None, dry_run: bool) -> Iterator[Finding]:
+    """Findings of all checks, up to the first without which the next cannot be made."""
     yield doctor_checks.versions()
     yield from guarded("device", doctor_checks.device())
+    check = "settings"
     try:
         sharding = doctor_checks.read_launch(launch_file)
         config = dataclasses.replace(config, model=resolved(config.model, device_type()))
         arguments = run_arguments(config)
-    except RunError as error:
-        yield Finding("settings", "problem", str(error))
-        return
-    yield doctor_checks.settings(config, arguments, sharding)
-    yield doctor_checks.tokens(arguments)
-    yield doctor_checks.trackers(config)
-    yield from guarded("databases", doctor_checks.databases(config))
-    for finding in guarded("mcp", doctor_checks.mcp_server(config)):
-        yield finding
-        if finding.status == "problem":
-            return
-    try:
+        yield doctor_checks.settings(config, arguments, sharding)
+        yield doctor_checks.tokens(arguments)
+        yield doctor_checks.trackers(config)
+        yield from guarded("databases", doctor_checks.databases(config))
+        check = "mcp"
+        yield from doctor_checks.mcp_server(config)
+        check = "data"
         check_folder(config.run.output_dir)
         bench = Bench.open(config)
         questions = bench.load(config.data.train, limit=config.data.train_samples)
         select_questions(questions, bench, arguments)
+        sets = ", ".join(f"{name} {len(examples)}" for name, examples in bench.test.items())
+        yield Finding("data", "ok", f"{len(questions)} questions for training; held out: {sets or 'none'}")
+        check = "model"
+        yield from _with_model(bench, arguments, questions, sharding, dry_run)
     except RunError as error:
-        yield Finding("data", "problem", str(error))
-        return
-    sets = ", ".join(f"{name} {len(examples)}" for name, examples in bench.test.items())
-    yield Finding("data", "ok", f"{len(questions)} questions for training; held out: {sets or 'none'}")
-    yield from guarded("model", _with_model(bench, arguments, questions, sharding, dry_run))
+        yield Finding(check, "problem", str(error))
 
 
 def _with_model(
@@ -109,19 +103,15 @@ def _with_model(
     except (OSError, ValueError, ModelError) as error:
         yield doctor_checks.disk(bench.config, None)
         reason = str(error).partition("\n")[0]
-        yield Finding(
-            "model",
-            "problem",
-            f"{path} cannot be read: {reason}; set model.path to a folder, a GGUF file or a Hub id",
-        )
+        advice = "set model.path to a folder, a GGUF file or a Hub id"
+        yield Finding("model", "problem", f"{path} cannot be read: {reason}; {advice}")
         return
     found = dataclasses.replace(bench.config.model, path=folder, revision=None)
     config = dataclasses.replace(bench.config, model=found)
     bench = dataclasses.replace(bench, config=config)
+    options = config.grpo.get("chat_template_kwargs")
     try:
-        options = config.grpo.get("chat_template_kwargs")
-        sessions = bench.environment.sessions
-        chat = measured_chat(tokenizer, None, sessions, template_options=options)
+        chat = measured_chat(tokenizer, None, bench.environment.sessions, template_options=options)
     except ModelError as error:
         yield Finding("chat template", "problem", str(error))
         return
@@ -129,26 +119,18 @@ def _with_model(
     steps, episodes_per_step = _size_of_run(arguments, len(questions), sharding.processes)
     context = doctor_model.context(bench, chat, questions, model)
     yield context
-    longest = context.facts["longest_prompt"]
+    estimate = partial(
+        doctor_model.memory_of, config, arguments, model, sharding, episodes_per_step=episodes_per_step
+    )
     prompt, episode = doctor_model.typical_tokens(bench, chat, questions)
     try:
-        typical, estimate = (
-            doctor_model.memory_of(
-                config,
-                arguments,
-                model,
-                sharding,
-                prompt_tokens=prompt_tokens,
-                episodes_per_step=episodes_per_step,
-                episode_tokens=episode_tokens,
-            )
-            for prompt_tokens, episode_tokens in ((prompt, episode), (longest, None))
-        )
+        typical = estimate(prompt_tokens=prompt, episode_tokens=episode)
+        longest = estimate(prompt_tokens=context.facts["longest_prompt"])
     except UntraceableError as error:
         fits, disk_needed = Finding("memory", "note", str(error)), None
     else:
-        fits = doctor_model.memory(typical, estimate, sharding.processes)
-        disk_needed = _disk_needed(estimate, arguments)
+        fits = doctor_model.memory(typical, longest, sharding.processes)
+        disk_needed = _disk_needed(longest, arguments)
     yield fits
     yield doctor_checks.disk(config, disk_needed)
     reasons = {

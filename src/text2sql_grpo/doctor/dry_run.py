@@ -18,7 +18,7 @@ from transformers import PreTrainedConfig
 from text2sql_grpo.config import Config, SelectionConfig
 from text2sql_grpo.data.example import Example
 from text2sql_grpo.doctor.checks import Finding
-from text2sql_grpo.doctor.memory import MemoryEstimate, Rollouts, Sharding, estimate_memory
+from text2sql_grpo.doctor.memory import MemoryEstimate, Sharding, estimate_memory
 from text2sql_grpo.doctor.traced_update import Update
 from text2sql_grpo.environment.episode import Episode
 from text2sql_grpo.errors import RunError
@@ -124,38 +124,32 @@ def memory_of(
     episode_tokens: int | None = None,
 ) -> MemoryEstimate:
     """Estimate the memory of a run with episodes of one length; None for the longest."""
-    settings, kind = config.model, device_type()
-    length = episode_tokens or config.environment.max_episode_tokens
-    autocast = torch.bfloat16 if arguments.bf16 else torch.float16 if arguments.fp16 else None
-    sessions = episodes_per_step // sharding.processes
-    plays = 0 if arguments.use_vllm else min(config.rollout.max_slots or sessions, sessions)
-    is_colocated = arguments.use_vllm and arguments.vllm_mode == "colocate"
-    total = device_memory(kind)
+    kind, length = device_type(), episode_tokens or config.environment.max_episode_tokens
+    sessions = engine_bytes = 0
+    if not arguments.use_vllm:
+        sessions = episodes_per_step // sharding.processes
+        sessions = min(config.rollout.max_slots or sessions, sessions)
+    elif arguments.vllm_mode == "colocate":
+        engine_bytes = round(arguments.vllm_gpu_memory_utilization * device_memory(kind))
     return estimate_memory(
         model,
-        settings,
+        config.model,
         Update(
             rows=arguments.per_device_train_batch_size,
             num_generations=arguments.num_generations,
             prompt_tokens=prompt_tokens,
             completion_tokens=length,
             sampled_tokens=min(length, config.environment.max_turns * config.environment.max_turn_tokens),
-            shares_prompts=arguments.shared_prefix and sharding.stage < 2,
+            shares_prompts=arguments.shared_prefix,
             gradient_checkpointing=arguments.gradient_checkpointing,
-            autocast=autocast,
+            autocast=torch.bfloat16 if arguments.bf16 else torch.float16 if arguments.fp16 else None,
         ),
-        Rollouts(
-            plays,
-            -(-plays // arguments.num_generations),
-            prompt_tokens,
-            length,
-            autocast or getattr(torch, settings.dtype),
-        ),
+        sessions,
         device=kind,
         optimizer=str(arguments.optim),
         has_reference=arguments.beta != 0,
         sharding=sharding,
-        engine_bytes=round(arguments.vllm_gpu_memory_utilization * total) if is_colocated else 0,
+        engine_bytes=engine_bytes,
     )
 
 

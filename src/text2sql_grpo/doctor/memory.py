@@ -6,6 +6,7 @@ tracked. `benchmarks/memory_estimate.py` compares the estimate with measured pea
 """
 
 import dataclasses
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,23 +21,6 @@ from text2sql_grpo.rollout.policy import cached_numbers
 _FOUR_BIT_BYTES = 0.5 + 1 / 64 + 4 / (64 * 256)  # NF4 in blocks of 64, their 8-bit scales in blocks of 256
 # On a GPU kernels, workspaces, fragments: a reserve, not measured; on a CPU the program with its libraries.
 _CONTEXT_BYTES = {"cuda": 1 << 30, "cpu": 1 << 29}
-
-
-@dataclass(frozen=True)
-class Rollouts:
-    """Concurrent episodes of one rank.
-
-    Attributes:
-        sessions: Number of concurrent episodes.
-        prompts: Number of distinct prompts among them.
-        cache_dtype: dtype of keys and values.
-    """
-
-    sessions: int
-    prompts: int
-    prompt_tokens: int
-    completion_tokens: int
-    cache_dtype: torch.dtype = torch.bfloat16
 
 
 @dataclass(frozen=True)
@@ -98,7 +82,7 @@ def estimate_memory(
     model_config: PreTrainedConfig,
     settings: ModelConfig,
     update: Update,
-    rollouts: Rollouts,
+    sessions: int,
     *,
     device: str,
     optimizer: str = "adamw_torch_fused",
@@ -111,18 +95,24 @@ def estimate_memory(
     Args:
         model_config: Config of the base model.
         settings: Model settings with dtype and quantization `resolved`.
+        sessions: Concurrent episodes of a rollout on one rank, as long as those of `update`; 0 for vLLM's.
         device: Device type, such as `cuda`.
         optimizer: `TrainingArguments.optim`.
         has_reference: True if there is a KL term, which needs a copy of the model unless LoRA is trained.
         engine_bytes: Memory that vLLM reserves on the same device.
     """
+    cache_dtype = update.autocast or getattr(torch, settings.dtype)
     is_sharded = sharding.stage >= 2
     if is_sharded:  # weights and gradients take 2 bytes each; the states include a master copy
         settings = dataclasses.replace(settings, dtype="bfloat16")
         update = dataclasses.replace(update, shares_prompts=False, autocast=None)
     model, passes = trace_update(model_config, settings, update, device)
     trained = [p for p in model.parameters() if p.requires_grad]
-    weights = _weight_bytes(model, settings)
+    weights, dequantised = sum(p.nbytes for p in model.parameters()), 0
+    if settings.quantization == "4bit":
+        linear = _linear_weights(model)
+        weights += round(sum(w.numel() * _FOUR_BIT_BYTES - w.nbytes for w in linear))
+        dequantised = max(w.nbytes for w in linear)  # layers are dequantised one at a time
     reference = weights if has_reference and settings.lora is None else 0
     gradients = sum(p.nbytes for p in trained)
     count = sum(p.numel() for p in trained)
@@ -145,8 +135,8 @@ def estimate_memory(
         reference=reference,
         gradients=gradients,
         optimizer=states,
-        update=passes + _dequantised_bytes(model, settings),
-        rollouts=_rollout_bytes(model, rollouts, update.autocast),
+        update=passes + dequantised,
+        rollouts=_rollout_bytes(model, update, sessions, cache_dtype) if sessions else 0,
         engine=engine_bytes,
         context=_CONTEXT_BYTES.get(device, 0),
         host=host,
@@ -168,21 +158,6 @@ def _linear_weights(model: Any) -> list[torch.Tensor]:
     ]
 
 
-def _weight_bytes(model: Any, settings: ModelConfig) -> int:
-    total = sum(p.nbytes for p in model.parameters())
-    if settings.quantization == "4bit":
-        linear = _linear_weights(model)
-        total += round(sum(w.numel() * _FOUR_BIT_BYTES - w.nbytes for w in linear))
-    return int(total)
-
-
-def _dequantised_bytes(model: Any, settings: ModelConfig) -> int:
-    """Bytes of the largest 4-bit layer, dequantised; layers are dequantised one at a time."""
-    if settings.quantization != "4bit":
-        return 0
-    return max(w.nbytes for w in _linear_weights(model))
-
-
 def _largest_layer(model: Any) -> int:
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     layers = [sum(p.numel() for p in layer.parameters()) for layer in base.base_model.layers]
@@ -197,19 +172,19 @@ def _state_bytes(optimizer: str, trained: list[torch.Tensor]) -> int:
     return 2 * sum(p.nbytes for p in trained)
 
 
-def _rollout_bytes(model: Any, rollouts: Rollouts, autocast: torch.dtype | None) -> int:
+def _rollout_bytes(model: Any, update: Update, sessions: int, cache_dtype: torch.dtype) -> int:
     """Bytes of keys and values, of temporaries of their forward passes, and of weights cast by autocast."""
-    if rollouts.sessions == 0:
-        return 0
     config = model.config.get_text_config()
-    size = rollouts.cache_dtype.itemsize
+    size, autocast = cache_dtype.itemsize, update.autocast
     per_token = cached_numbers(config) * size
-    stored = rollouts.prompts * rollouts.prompt_tokens + rollouts.sessions * rollouts.completion_tokens
-    seen = rollouts.prompt_tokens + rollouts.completion_tokens
-    scores = rollouts.sessions * config.num_attention_heads * seen * (size + 4)
-    logits = 3 * 4 * rollouts.sessions * config.vocab_size
-    is_cast = autocast is not None and autocast.itemsize < model.dtype.itemsize
-    cast = autocast.itemsize * sum(p.numel() for p in model.parameters()) if is_cast and autocast else 0
+    prompts = math.ceil(sessions / update.num_generations)
+    stored = prompts * update.prompt_tokens + sessions * update.completion_tokens
+    seen = update.prompt_tokens + update.completion_tokens
+    scores = sessions * config.num_attention_heads * seen * (size + 4)
+    logits = 3 * 4 * sessions * config.vocab_size
+    cast = 0
+    if autocast is not None and autocast.itemsize < model.dtype.itemsize:
+        cast = autocast.itemsize * sum(p.numel() for p in model.parameters())
     # The cache grows by an eighth more than it needs, one layer after another.
     spare = 1 / 8 + 1 / config.num_hidden_layers
     return int((1 + spare) * per_token * stored + scores + logits + cast)

@@ -89,8 +89,11 @@ def _traced_bytes(
         trl_compat.traceable_experts(),
         trl_compat.estimated_logit_tiles(vocabulary, is_packed=shares_prompts),
     ):
-        _fill_with_fakes(model)
+        model.to_empty(device="cpu")  # fake tensors in the place of those on `meta`
+        causal_lm.tie_weights()
         parameters = list(model.parameters())
+        for parameter in parameters:
+            parameter.grad = torch.empty_like(parameter) if parameter.requires_grad else None
         live = LiveBytes([*parameters, *model.buffers(), *(p.grad for p in parameters if p.grad is not None)])
         with live:
             with (
@@ -124,21 +127,6 @@ def _meta_model(config: PreTrainedConfig, settings: ModelConfig) -> tuple[Any, P
                 parameter.data = parameter.data.to(torch.bfloat16)
     model.train()
     return model, causal_lm
-
-
-def _fill_with_fakes(model: torch.nn.Module) -> None:
-    """Replace tensors on `meta` by fake CPU tensors, with gradients for trained weights."""
-    made: dict[int, torch.nn.Parameter] = {}
-    for module in model.modules():
-        for name, old in module.named_parameters(recurse=False):
-            if id(old) not in made:
-                fake = torch.nn.Parameter(torch.empty(old.shape, dtype=old.dtype), old.requires_grad)
-                if fake.requires_grad:
-                    fake.grad = torch.empty_like(fake)
-                made[id(old)] = fake
-            module.register_parameter(name, made[id(old)])
-        for name, buffer in module.named_buffers(recurse=False):
-            module.register_buffer(name, torch.empty(buffer.shape, dtype=buffer.dtype), persistent=False)
 
 
 class _LargestTile(TreePass):

@@ -15,22 +15,21 @@ import psutil
 import torch
 import transformers
 from filelock import FileLock
-from safetensors import safe_open
 from tokenizers import pre_tokenizers
 from torch.nn import functional
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from text2sql_grpo.data.databases import CACHE_VARIABLE, cache_folder
 from text2sql_grpo.errors import DataError, ModelError
-from text2sql_grpo.files import read_json, sha256, write_json
+from text2sql_grpo.files import PARTIAL, draft, read_json, sha256, write_json
 from text2sql_grpo.models.hardware import GIB
+from text2sql_grpo.models.loaded_policy import check_saved_tokenizer
 
 logger = logging.getLogger(__name__)
 
 _VERSION = 2  # of the conversion; a new one makes cached folders again
 _MANIFEST = "manifest.json"
 _ONE_MATRIX = 0.99  # mean cosine of the rows of two quantised copies; 0.999 in Qwen's Q4_K_M files
-_PROBE_TEXT = "SELECT 'Zoë',  12.50 FROM t\n\tWHERE id=2024 AND n >= 7 -- naïve 日本 😀 ½"
 # `tokenizer.ggml.pre` of byte-level vocabularies that split numbers into digits before GPT-2's splitting
 # (llama.cpp, src/llama-vocab.cpp); transformers knows only GPT-2's for them.
 _SINGLE_DIGITS = {"smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"}
@@ -106,11 +105,10 @@ def _stamp(path: Path) -> list[int]:
 
 def _convert(gguf: Path, folder: Path) -> None:
     """Write `folder` atomically; its lock is held."""
-    partial = folder.with_name(f".{folder.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)  # of a process that was killed
-    shutil.rmtree(folder, ignore_errors=True)
-    partial.mkdir()
-    try:
+    for left_over in folder.parent.glob(f".{folder.name}.*{PARTIAL}"):  # of a process that was killed
+        shutil.rmtree(left_over, ignore_errors=True)
+    with draft(folder) as partial:
+        partial.mkdir()
         pre_tokenizer = _check_header(gguf, partial)
         model, tokenizer = _read(gguf)
         split_numbers(tokenizer, pre_tokenizer, gguf)
@@ -120,9 +118,6 @@ def _convert(gguf: Path, folder: Path) -> None:
         _check_written(partial, model, tokenizer, gguf)
         files = {path.name: [*_stamp(path), sha256(path)] for path in sorted(partial.iterdir())}
         write_json(partial / _MANIFEST, files)
-        partial.rename(folder)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
 
 
 def _check_header(gguf: Path, folder: Path) -> str:
@@ -217,22 +212,11 @@ def split_numbers(tokenizer: Any, pre_tokenizer: str, gguf: Path) -> None:
 
 def _check_written(folder: Path, model: Any, tokenizer: Any, gguf: Path) -> None:
     """Refuse a folder whose weights, token ids or chat template differ from the GGUF file's."""
-    expected = model.state_dict()
-    names = set()
-    for path in sorted(folder.glob("*.safetensors")):
-        with safe_open(path, framework="pt") as stored:
-            for name in stored.keys():  # noqa: SIM118 (no mapping)
-                names.add(name)
-                if not torch.equal(stored.get_tensor(name), expected[name]):
-                    raise ModelError(f"the written weight {name} differs from the GGUF file's ({gguf})")
-    missing = set(expected) - names - set(model.all_tied_weights_keys)
-    if missing:
-        raise ModelError(f"weights were not written: {sorted(missing)[:3]} ({gguf})")
-    written = AutoTokenizer.from_pretrained(str(folder))
-    if written(_PROBE_TEXT)["input_ids"] != tokenizer(_PROBE_TEXT)["input_ids"]:
-        raise ModelError(f"the written tokenizer encodes the probe text differently ({gguf})")
-    if written.chat_template != tokenizer.chat_template:
-        raise ModelError(f"the written chat template differs from the GGUF file's ({gguf})")
+    written = AutoModelForCausalLM.from_pretrained(str(folder), dtype=torch.bfloat16).state_dict()
+    for name, weight in model.state_dict().items():
+        if not torch.equal(written[name], weight):
+            raise ModelError(f"the written weight {name} differs from the GGUF file's ({gguf})")
+    check_saved_tokenizer(tokenizer, folder, gguf)
 
 
 def _first_line(error: Exception) -> str:

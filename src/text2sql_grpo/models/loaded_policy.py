@@ -35,6 +35,8 @@ if TYPE_CHECKING:  # slow to import, and most verbs load no adapter
 
 logger = logging.getLogger(__name__)
 
+_PROBE_TEXT = "SELECT 'Zoë',  12.50 FROM t\n\tWHERE id=2024 AND n >= 7 -- naïve 日本 😀 ½"
+
 
 @dataclass(frozen=True)
 class LoadedPolicy:
@@ -103,8 +105,9 @@ def load_policy(
     except torch.OutOfMemoryError as error:
         raise ModelError(f"the model does not fit into memory: {error} ({path})") from error
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+        reason = str(error).partition("\n")[0]
         raise ModelError(
-            f"cannot read the model {path}: {str(error).splitlines()[0]}; name a folder, GGUF file or Hub id"
+            f"cannot read the model {path}: {reason}; name a folder, GGUF file or Hub id"
         ) from error
     ChatFormat(tokenizer)
     if tokenizer.pad_token_id is None:
@@ -268,6 +271,22 @@ def with_adapter(model: PreTrainedModel, adapter: "LoraConfig") -> "PeftModel":
         raise ModelError(
             f"LoRA cannot be put on this model: {error}; name its layers in model.lora.target_modules"
         ) from error
+
+
+def check_saved_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path, source: Path | str) -> None:
+    """Refuse a folder from which a tokenizer is read otherwise than it was saved there.
+
+    Args:
+        source: Origin of the tokenizer, for the error.
+
+    Raises:
+        ModelError: Token ids of a probe text, or the chat template, differ.
+    """
+    saved = AutoTokenizer.from_pretrained(folder)
+    if saved(_PROBE_TEXT)["input_ids"] != tokenizer(_PROBE_TEXT)["input_ids"]:
+        raise ModelError(f"the saved tokenizer encodes the probe text differently from {source}")
+    if saved.chat_template != tokenizer.chat_template:
+        raise ModelError(f"the saved chat template differs from that of {source}")
 
 
 def name_base(model: torch.nn.Module, policy: LoadedPolicy) -> None:

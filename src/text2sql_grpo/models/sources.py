@@ -106,16 +106,17 @@ def split_revision(path: str) -> tuple[str, str | None]:
     return (path, None) if found is None or Path(path).exists() else (found[1], found[2])
 
 
-def _snapshot(hub_id: str, revision: str) -> str:
+def _snapshot(hub_id: str, revision: str | None) -> str:
     """Folder of one revision in the Hub's cache, downloaded unless the Hub cannot be reached."""
-    is_local = _hub_obstacle(hub_id) is not None
+    obstacle = _hub_obstacle(hub_id)
     try:
         return snapshot_download(
-            hub_id, revision=revision, local_files_only=is_local, ignore_patterns=_UNREAD
+            hub_id, revision=revision, local_files_only=obstacle is not None, ignore_patterns=_UNREAD
         )
     except (OSError, HTTPError, ValueError) as error:
-        reason = str(error).partition("\n")[0]
-        raise ModelError(f"cannot get the revision {revision!r} of {hub_id}: {reason}") from error
+        what = hub_id if revision is None else f"the revision {revision!r} of {hub_id}"
+        reason = obstacle or str(error).partition("\n")[0]
+        raise ModelError(f"no such folder, and neither the Hub nor its cache has {what}: {reason}") from error
 
 
 def check_name(path: str) -> None:
@@ -169,17 +170,8 @@ def readable_folder(path: str) -> str:
     """
     check_name(path)
     folder = model_folder(path)
-    if Path(folder).is_dir():
-        return folder
-    obstacle = _hub_obstacle(folder)
-    if obstacle is None:
-        return folder
-    try:
-        return snapshot_download(folder, local_files_only=True)
-    except (OSError, ValueError) as error:
-        raise ModelError(
-            f"no such folder, and neither the Hub nor its cache has {folder}: {obstacle}"
-        ) from error
+    is_served = Path(folder).is_dir() or _hub_obstacle(folder) is None
+    return folder if is_served else _snapshot(folder, None)
 
 
 def check_readable(path: str) -> None:

@@ -20,14 +20,17 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, BitsAn
 from text2sql_grpo.errors import ModelError
 from text2sql_grpo.files import draft
 from text2sql_grpo.models.hardware import check_fits
-from text2sql_grpo.models.loaded_policy import base_of, four_bit_obstacle, with_saved_adapter
+from text2sql_grpo.models.loaded_policy import (
+    base_of,
+    check_saved_tokenizer,
+    four_bit_obstacle,
+    with_saved_adapter,
+)
 from text2sql_grpo.models.sources import model_folder
 from text2sql_grpo.run_folder import read_settings
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 Quantization = Literal["auto", "none", "4bit"]
-
-_PROBE_TEXT = "SELECT name, café FROM t WHERE x >= 1.5 AND y = 'O''Brien';\n"
 
 
 @dataclass(frozen=True)
@@ -141,7 +144,7 @@ def merge_adapter(
             del model  # frees its memory for the written one
             written = _logits(_read_model(str(folder), _model_config(str(folder)), None), token_ids)
             _checked_difference(cast, written, tolerance, f"model written to {out}")
-            _check_same_tokenizer(tokenizer, folder)
+            check_saved_tokenizer(tokenizer, folder, tokenizer.name_or_path)
     return MergeReport(
         source=adapter,
         base=named if is_adapter else None,
@@ -262,12 +265,3 @@ def _checked_difference(expected: torch.Tensor, got: torch.Tensor, tolerance: fl
     if not difference <= limit:  # also catches NaN
         raise ModelError(f"logits differ by {difference:.1e}, more than {limit:.1e}: {what}")
     return difference
-
-
-def _check_same_tokenizer(tokenizer: Any, folder: Path) -> None:
-    reloaded = AutoTokenizer.from_pretrained(str(folder))
-    same_ids = reloaded(_PROBE_TEXT)["input_ids"] == tokenizer(_PROBE_TEXT)["input_ids"]
-    if not same_ids or reloaded.chat_template != tokenizer.chat_template:
-        raise ModelError(
-            f"the saved tokenizer encodes the probe text differently from {tokenizer.name_or_path}"
-        )
