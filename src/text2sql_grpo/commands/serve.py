@@ -4,13 +4,7 @@ import socket
 from pathlib import Path
 
 from text2sql_grpo.commands.ask import config_of, model_source
-from text2sql_grpo.commands.options import (
-    Count,
-    Port,
-    importing,
-    quiet_console,
-    writing_to,
-)
+from text2sql_grpo.commands.options import Count, Port, importing, quiet_console, writing_to
 from text2sql_grpo.errors import ConfigError, needs_extra
 
 TOKEN_VARIABLE = "TEXT2SQL_GRPO_TOKEN"
@@ -52,12 +46,9 @@ def serve(
     run = config_of(model, config)
     if not folder.is_dir():
         raise ConfigError(f"--folder must be a folder, got {folder}")
-    listener = socket.socket()
     try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((host, port))
+        listener = socket.create_server((host, port))
     except OSError as error:
-        listener.close()
         raise ConfigError(f"cannot listen on {host}:{port}: {error}; try --port 0") from error
     with listener:
         quiet_console()
