@@ -1,6 +1,6 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
-from hashlib import sha256
+from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
@@ -9,7 +9,7 @@ from text2sql_grpo.commands import options
 from text2sql_grpo.commands.options import Count, Temperature
 from text2sql_grpo.config import Config, load_config
 from text2sql_grpo.errors import ConfigError
-from text2sql_grpo.files import write_json
+from text2sql_grpo.files import sha256, write_json
 from text2sql_grpo.run_folder import CONFIG, config_around, find_config
 
 Board = Literal["bird", "spider", "spider2", "livesql"]
@@ -109,14 +109,7 @@ def evaluate(
         from text2sql_grpo.evaluation.endpoint import Endpoint
         from text2sql_grpo.evaluation.leaderboards import export as exported
         from text2sql_grpo.evaluation.summary import scored_sets
-        from text2sql_grpo.reporting.accuracy_tables import (
-            accuracy_table,
-            gap_lines,
-            perturbation_table,
-            reason_lines,
-            samples_table,
-            seen_lines,
-        )
+        from text2sql_grpo.reporting import accuracy_tables as tables
         from text2sql_grpo.reporting.progress import answer_with_bar
         from text2sql_grpo.reporting.report_page import evaluation_report, write_page
         from text2sql_grpo.reporting.shown import show_answer, show_line
@@ -130,11 +123,9 @@ def evaluate(
             answers = answer_with_bar(bench, chosen, asked, console, **sampling)
             sampled = {}
             if samples:
-                repeated = {
-                    name: [one for one in named for _ in range(samples)] for name, named in chosen.items()
-                }
+                warm = sampling | {"temperature": warmth}
                 sampled = answer_with_bar(
-                    bench, repeated, asked, console, title="Samples", temperature=warmth, seed=seed
+                    bench, chosen, asked, console, title="Samples", samples=samples, **warm
                 )
             scores = scored_sets(bench.environment, answers, sampled, samples)
             if "ves" in (metrics or ()):
@@ -160,12 +151,13 @@ def evaluate(
                     show_answer(answer, name, console)
                 elif num_samples is not None:
                     show_line(answer, console)
-        console.print(accuracy_table(scores, metrics or ()))
+        console.print(tables.accuracy_table(scores, metrics or ()))
         if sampled:
-            console.print(samples_table({"": scores}))
+            console.print(tables.samples_table({"": scores}))
         if forms:
-            console.print(perturbation_table(forms))
-        for line in (*reason_lines(scores), *seen_lines(record.get("seen", {})), *gap_lines(accepted)):
+            console.print(tables.perturbation_table(forms))
+        lines_below = (tables.reason_lines(scores), tables.seen_lines(record.get("seen", {})))
+        for line in chain(*lines_below, tables.gap_lines(accepted)):
             console.print(Text(line), soft_wrap=True)
         console.print(f"evaluation: {out}", soft_wrap=True)
         page = write_page(out.with_suffix(".html"), evaluation_report(out))
@@ -212,7 +204,7 @@ def _perturbed(
 def _hashes(run: Config, sets: Iterable[str]) -> dict[str, str]:
     """Hash of each set's question file, which tells versions of a benchmark apart."""
     files = {name: Path(str(run.data.test[name])) for name in sets}
-    return {name: sha256(path.read_bytes()).hexdigest() for name, path in files.items() if path.is_file()}
+    return {name: sha256(path) for name, path in files.items() if path.is_file()}
 
 
 def _seen(corpora: Sequence[Path], answers: dict[str, Any]) -> dict[str, Any]:
