@@ -53,7 +53,7 @@ def review(
     if not summary and (evaluation or json):
         raise ConfigError("--evaluation and --json go with --summary")
     source = file or (None if summary else _questions(folder))
-    from text2sql_grpo.data.question_files import read_questions
+    from text2sql_grpo.data.question_files import only_name, read_questions
     from text2sql_grpo.rewards import open_grader
     from text2sql_grpo.serving import verdicts
     from text2sql_grpo.serving.question_review import Review, drawn
@@ -75,9 +75,7 @@ def review(
         if where is None or source is None:
             raise ConfigError(f"{folder} has no config.yaml that names its database: give --db")
         databases = Databases(where)
-        names = databases.names()
-        only = names[0] if len(names) == 1 else None
-        chosen = drawn(read_questions(source, database=only), count, seed=seed)
+        chosen = drawn(read_questions(source, database=only_name(databases)), count, seed=seed)
         name = (_login() if by is None else by).replace(",", " ").strip()
         if not name:
             raise ConfigError("--by must be a name")
