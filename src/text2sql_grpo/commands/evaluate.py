@@ -213,9 +213,11 @@ def _seen(corpora: Sequence[Path], answers: dict[str, Any]) -> dict[str, Any]:
     from text2sql_grpo.evaluation.summary import accuracy
 
     everyone = [answer for answered in answers.values() for answer in answered]
-    seen = seen_questions([answer.example for answer in everyone], corpora)
-    parts = [[one for one in everyone if (one.example.id in seen) is is_seen] for is_seen in (True, False)]
-    return dict(zip(("seen", "unseen"), (accuracy(part).record() for part in parts), strict=True))
+    ids = seen_questions([answer.example for answer in everyone], corpora)
+    return {
+        "seen": accuracy([answer for answer in everyone if answer.example.id in ids]).record(),
+        "unseen": accuracy([answer for answer in everyone if answer.example.id not in ids]).record(),
+    }
 
 
 def _unlike_the_run(
@@ -225,11 +227,7 @@ def _unlike_the_run(
     chosen: dict[str, Any],
     sampling: dict[str, Any],
 ) -> list[str]:
-    """A line that names what differs from the evaluation of the run; none if nothing does.
-
-    Args:
-        recorded: Config of the run folder; None without one.
-    """
+    """A line that names what differs from the evaluation of the run; none if nothing does."""
     run = here if recorded is None else load_config(recorded)
     facts = {
         "sets": (", ".join(chosen), ", ".join(test)),
@@ -255,8 +253,7 @@ def _add_r_ves(scores: dict[str, Any], answers: Any, bench: Any, console: Any) -
     from text2sql_grpo.evaluation.summary import r_ves
     from text2sql_grpo.reporting.progress import progress_bar
 
-    databases, limits = bench.environment.databases, bench.environment.executor.limits
     with progress_bar(console) as bar:
         task = bar.add_task("Timing", total=sum(map(len, answers.values())))
         for name, answered in answers.items():
-            scores[name]["r_ves"] = r_ves(answered, databases, limits, on_answer=lambda: bar.advance(task))
+            scores[name]["r_ves"] = r_ves(answered, bench.environment, lambda: bar.advance(task))

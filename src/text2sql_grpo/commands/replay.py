@@ -69,11 +69,7 @@ def replay(
 def _records(
     source: Path, environment: "Environment", golds: dict[str, Example], *, is_run: bool
 ) -> Iterable[dict[str, Any]]:
-    """Records of episodes in a file or folder.
-
-    Raises:
-        DataError: There are none.
-    """
+    """Records of episodes in a file or folder."""
     path = source
     if source.is_dir():
         path = answers_file(source) if is_run else source / ROLLOUTS

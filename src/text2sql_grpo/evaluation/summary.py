@@ -7,7 +7,6 @@ from dataclasses import fields
 from statistics import fmean
 from typing import Any
 
-from text2sql_grpo.data.databases import Databases
 from text2sql_grpo.environment.session import SQLEnvironment
 from text2sql_grpo.evaluation.bench import Environment
 from text2sql_grpo.evaluation.published import PublishedVerdicts, bird_r_ves, measure_ves_reward
@@ -15,26 +14,20 @@ from text2sql_grpo.evaluation.report import voted
 from text2sql_grpo.evaluation.skills import skills
 from text2sql_grpo.evaluation.statistics import Accuracy
 from text2sql_grpo.rewards import FLAGS, Answer
-from text2sql_grpo.sql import Limits, SQLExecutor
+from text2sql_grpo.sql import SQLExecutor
 from text2sql_grpo.sql.engines import ENGINES
 
 TABLES = {5: "1 to 5 tables", 15: "6 to 15 tables", 50: "16 to 50 tables", math.inf: "over 50 tables"}
 
 
-def r_ves(
-    answers: Sequence[Answer], databases: Databases, limits: Limits, *, on_answer: Callable[[], None]
-) -> float:
-    """BIRD's R-VES, in [0, 111.8]: each right answer timed against its gold, see `measure_ves_reward`.
-
-    Args:
-        limits: Bounds of each of the 100 runs of a query.
-    """
+def r_ves(answers: Sequence[Answer], environment: Environment, on_answer: Callable[[], None]) -> float:
+    """BIRD's R-VES, in [0, 111.8]: each right answer timed against its gold, see `measure_ves_reward`."""
     rewards = []
-    with SQLExecutor(limits, workers=1, cache_entries=0) as executor:
+    with SQLExecutor(environment.executor.limits, workers=1, cache_entries=0) as executor:
         for answer in answers:
             sql, reward = answer.episode.final_sql, 0.0
             if sql is not None and answer.verdict.official:
-                database = databases.address(answer.example.database)
+                database = environment.databases.address(answer.example.database)
                 reward = measure_ves_reward(executor, database, answer.example.gold_sql, sql)
             rewards.append(reward)
             on_answer()

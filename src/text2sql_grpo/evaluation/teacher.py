@@ -218,11 +218,7 @@ class Teacher:
         return replace(found, question=question, sql=sql, reason=reason)
 
     def _reply(self, client: Client, id: str, messages: Messages) -> dict[str, Any]:
-        """Line of the log with the reply to a prompt, asked for if it is not there.
-
-        Raises:
-            EndpointFailure: The endpoint failed.
-        """
+        """Line of the log with the reply to a prompt, asked for if it is not there."""
         model = self._endpoint.model
         if known := self._replies.get(key := _key(model, messages)):
             return known
