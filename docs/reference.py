@@ -8,11 +8,9 @@ Writes docs/cli.md and docs/config.md; `tests/unit/test_docs.py` compares them w
 import inspect
 import json
 import textwrap
-from collections.abc import Callable, Iterator
-from importlib import import_module
 from pathlib import Path
 
-from text2sql_grpo.commands import GROUPS, VERBS
+from text2sql_grpo.commands import verbs
 from text2sql_grpo.commands.default_config import REQUIRED
 from text2sql_grpo.config import ConfigField, config_fields
 from text2sql_grpo.docstrings import described, opening
@@ -22,14 +20,6 @@ HERE = Path(__file__).parent
 MADE = "<!-- made by: python docs/reference.py -->"
 
 
-def verbs() -> Iterator[tuple[str, Callable[..., int]]]:
-    """Verbs of the command line with their functions."""
-    named = {name: ("default_config" if name == "config" else name, name) for name in VERBS}
-    named |= {f"{group} {verb}": (group, verb) for group, below in GROUPS.items() for verb in below}
-    for name, (module, function) in named.items():
-        yield name, getattr(import_module(f"text2sql_grpo.commands.{module}"), function)
-
-
 def cli() -> str:
     """Page of the verbs and their options."""
     lines = ["# Command line", "", MADE, ""]
@@ -37,7 +27,7 @@ def cli() -> str:
         "`text2sql-grpo VERB --help` prints the same. Verbs that read a config take each of its fields as"
     ]
     lines += ["an option, `--section.key VALUE` ([config](config.md))."]
-    for name, verb in verbs():
+    for name, verb in verbs().items():
         parameters, about = inspect.signature(verb).parameters, described(verb, "Args")
         lines += ["", f"## {name}", *textwrap.wrap(" ".join(opening(verb).split()), 118), ""]
         rows = [_option(parameters[one], text) for one, text in about.items() if one != "settings"]

@@ -85,15 +85,14 @@ def _read(words: list[str]) -> tuple[Callable[..., int], dict[str, Any], Parser]
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=__version__)
-    verbs = parser.add_subparsers(required=True, metavar="verb")
-    for name in VERBS:
-        add_verb(verbs, _verb(name))
-    for name, group in GROUPS.items():
-        module = import_module(f"{__name__}.{name}")
-        below = verbs.add_parser(name, help=module.__doc__, description=module.__doc__, allow_abbrev=False)
-        verbs_below = below.add_subparsers(required=True, metavar="verb")
-        for verb in group:
-            add_verb(verbs_below, getattr(module, verb))
+    below = {"": parser.add_subparsers(required=True, metavar="verb")}
+    for name, verb in verbs().items():
+        group = name.rpartition(" ")[0]
+        if group not in below:
+            about = import_module(verb.__module__).__doc__
+            own_parser = below[""].add_parser(group, help=about, description=about, allow_abbrev=False)
+            below[group] = own_parser.add_subparsers(required=True, metavar="verb")
+        add_verb(below[group], verb)
     if words[:1] == ["warm-start"]:
         parser.error("warm-start was removed: use sft (docs/sft.md)")
     own, settings = _without_settings(words)
@@ -110,11 +109,14 @@ def _read(words: list[str]) -> tuple[Callable[..., int], dict[str, Any], Parser]
     return verb, options | ({"settings": settings} if settings else {}), parser
 
 
-def _verb(name: str) -> Callable[..., int]:
-    """Function of a verb."""
-    module = "default_config" if name == "config" else name  # `config` is the module of the fields
-    verb: Callable[..., int] = getattr(import_module(f"{__name__}.{module}"), name)
-    return verb
+def verbs() -> dict[str, Callable[..., int]]:
+    """Functions of the verbs by name, such as `train` and `data make`."""
+    modules = {name: name for name in VERBS} | {"config": "default_config"}  # `config` holds the fields
+    modules |= {f"{group} {verb}": group for group, own in GROUPS.items() for verb in own}
+    return {
+        name: getattr(import_module(f"{__name__}.{module}"), name.rpartition(" ")[2])
+        for name, module in modules.items()
+    }
 
 
 def _without_settings(words: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -123,12 +125,10 @@ def _without_settings(words: Sequence[str]) -> tuple[list[str], list[str]]:
     A field has a dot or is a whole section that is not an option of the verb: `--run.seed 1`, `--sft null`.
     argparse would take the values for positional words.
     """
-    sections = {field.name for field in fields(Config)}
-    if words and words[0] in VERBS:
-        sections -= {*inspect.signature(_verb(words[0])).parameters}
-    elif words[1:] and words[1] in GROUPS.get(words[0], ()):
-        group = import_module(f"{__name__}.{words[0]}")
-        sections -= {*inspect.signature(getattr(group, words[1])).parameters}
+    known, sections = verbs(), {field.name for field in fields(Config)}
+    verb = known.get(" ".join(words[:1])) or known.get(" ".join(words[:2]))
+    if verb is not None:
+        sections -= {*inspect.signature(verb).parameters}
     own, settings, rest = list[str](), list[str](), deque(words)
     while rest:
         word = rest.popleft()

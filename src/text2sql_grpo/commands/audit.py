@@ -7,7 +7,8 @@ from dataclasses import asdict
 from pathlib import Path
 from random import Random
 
-from text2sql_grpo.commands.options import Count, Seconds, counting, writing_to
+from text2sql_grpo.checked import Positive
+from text2sql_grpo.commands.options import Seconds, counting, writing_to
 from text2sql_grpo.config import load_config
 from text2sql_grpo.data.databases import Databases
 from text2sql_grpo.environment.session import EnvironmentSettings, SQLEnvironment
@@ -25,7 +26,7 @@ def data(
     config: Path | None = None,
     test_databases: int = 4,
     slow_s: Seconds = 1.0,
-    max_prompt_tokens: Count = 8192,
+    max_prompt_tokens: Positive = 8192,
     quarantine: Path | None = None,
     keep: list[str] | None = None,
     answers: Path | None = None,
@@ -112,7 +113,7 @@ def data(
 
 
 def reward(
-    *, config: Path, golds: Count = 40, seed: int = 0, json: bool = False, settings: Sequence[str] = ()
+    *, config: Path, golds: Positive = 40, seed: int = 0, json: bool = False, settings: Sequence[str] = ()
 ) -> int:
     """Find wrong answers that a config's reward pays.
 
@@ -126,25 +127,24 @@ def reward(
     from rich.text import Text
 
     from text2sql_grpo.audit.rewards import RewardAudit
-    from text2sql_grpo.data.loading import read_quarantine
     from text2sql_grpo.data.question_files import only_name, read_questions
     from text2sql_grpo.data.shards import shard_files
+    from text2sql_grpo.evaluation.bench import quarantined
     from text2sql_grpo.reporting.audit_tables import rates, reward_table, show_misjudged
     from text2sql_grpo.rewards import RewardMix, open_grader
 
     run, started = load_config(config, settings), time.monotonic()
     databases, rewards = Databases(run.data.databases), RewardMix(run.rewards)
-    quarantined = read_quarantine(run.data.quarantine) if run.data.quarantine else frozenset[str]()
+    left_out = quarantined(run)
     database = only_name(databases)
     questions = [q for path in shard_files(run.data.train) for q in read_questions(path, database=database)]
-    examples = [question.example for question in questions if question.example.id not in quarantined]
+    examples = [question.example for question in questions if question.example.id not in left_out]
     examples = Random(seed).sample(examples, min(golds, len(examples)))
     with (
         SQLExecutor(run.environment.limits) as executor,
         counting("Golds", len(examples)) as on_gold,
     ):
-        test_databases, url = run.grading.test_databases, run.grading.server_url
-        grader = open_grader(executor, test_databases=test_databases, server_url=url)
+        grader = open_grader(executor, **vars(run.grading))
         audit = RewardAudit(rewards, grader, executor)
         answers = audit.probes()
         answers += audit.mutations(examples, databases, seed=seed, on_gold=on_gold)
@@ -167,8 +167,8 @@ def reward(
     if rewards.warning:
         console.print(Text(rewards.warning), soft_wrap=True)
     show_misjudged(answers, console)
-    left_out = f" ({audit.left_out} left out)" if audit.left_out else ""
+    remark = f" ({audit.left_out} left out)" if audit.left_out else ""
     console.print(
-        f"{len(answers)} answers, {len(examples)} golds of {run.data.train}{left_out}, {seconds:.0f} s"
+        f"{len(answers)} answers, {len(examples)} golds of {run.data.train}{remark}, {seconds:.0f} s"
     )
     return 0

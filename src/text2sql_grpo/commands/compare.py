@@ -2,14 +2,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from text2sql_grpo.commands.options import (
-    Count,
-    check_models,
-    check_place,
-    config_with_files,
-    quiet_console,
-    writing_to,
-)
+from text2sql_grpo.checked import Positive
+from text2sql_grpo.commands import options
 from text2sql_grpo.errors import ConfigError, DataError
 from text2sql_grpo.files import read_jsonl, write_json
 from text2sql_grpo.run_folder import CONFIG, config_around
@@ -24,7 +18,7 @@ def compare(
     trained: str,
     more: list[str] | None = None,
     *,
-    num_samples: Count | None = None,
+    num_samples: Positive | None = None,
     config: Path | None = None,
     sets: list[str] | None = None,
     out: Path | None = None,
@@ -46,13 +40,13 @@ def compare(
     """
     if more:
         return compare_runs([Path(name) for name in (base, trained, *more)], out)
-    check_models(*(name for name in (base, trained) if not Path(name).is_dir()))  # may hold answers
+    options.check_models(*(name for name in (base, trained) if not Path(name).is_dir()))  # may hold answers
     path = Path(trained)
     folder = path if (path / CONFIG).is_file() else path.parent if path.exists() else Path()
     out = out or folder / "comparison.json"
-    with writing_to(out):
-        check_place(out)
-        console = quiet_console()
+    with options.writing_to(out):
+        options.check_place(out)
+        console = options.quiet_console()
         from rich.text import Text
 
         from text2sql_grpo.evaluation.answers import answers_of_sets, judged, saved_answers, write_answers
@@ -64,14 +58,13 @@ def compare(
         from text2sql_grpo.reporting.report_page import comparison_report, write_page
 
         given = {"base": base, "trained": trained}
-        found = {role: saved_answers(name) for role, name in given.items()}
-        files = {role: path for role, path in found.items() if path is not None}
+        files = {role: saved for role, name in given.items() if (saved := saved_answers(name))}
         known = {role: answers_of_sets(path, sets) for role, path in files.items()}
         if len(known) == 2 and (config is not None or settings):
             option = "--config" if config is not None else settings[0]
             raise ConfigError(f"{option} has no effect: both sides are saved answers")
         if len(known) < 2:
-            run = config_with_files(config or config_around(trained, base), settings)
+            run = options.config_with_files(config or config_around(trained, base), settings)
             run.data.held_out(sets)
             for role in given.keys() - known.keys():
                 readable_folder(given[role])  # both, before one of them answers for hours
@@ -112,11 +105,11 @@ def compare_runs(folders: Sequence[Path], out: Path | None = None) -> int:
     from text2sql_grpo.reporting.report_page import run_report, write_page
 
     out = out or folders[-1].parent / "comparison.json"
-    with writing_to(out):
-        check_place(out)
+    with options.writing_to(out):
+        options.check_place(out)
         several = read_runs(folders)
         write_json(out, several.record())
-        console = quiet_console()
+        console = options.quiet_console()
         console.print(runs_table(several))
         console.print(several.verdict(), markup=False, soft_wrap=True)
         page = write_page(out.with_suffix(".html"), *map(run_report, folders))

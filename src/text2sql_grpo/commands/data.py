@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json as json_text
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from text2sql_grpo.bundled import located
-from text2sql_grpo.commands.options import Count, Retries, Seconds, counting, writing_to
+from text2sql_grpo.checked import NotNegative, Positive
+from text2sql_grpo.commands.options import Seconds, counting, writing_to
 from text2sql_grpo.data.databases import Databases
 from text2sql_grpo.errors import ConfigError
 from text2sql_grpo.sql import SQLExecutor
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.table import Table
 
-    from text2sql_grpo.synthesis.generator import Made, TableReport
+    from text2sql_grpo.synthesis.generator import Made
 
 MAX_TABLES_SHOWN = 30
 
@@ -44,9 +45,6 @@ def make(
         seed: Random seed.
         json: Print JSON instead of a report.
     """
-    import json as json_text
-    from dataclasses import asdict
-
     from rich.console import Console
 
     from text2sql_grpo.synthesis.generator import PERSONAL, QUESTION_SETS, make_questions
@@ -67,32 +65,27 @@ def make(
 
 
 def show_made(made: Made, console: Console) -> None:
-    """Print how many questions each table got, and what is short."""
-    console.print(_tables(made.tables))
+    """Print how many questions each table got, the fewest first in a long list, and what is short."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table("table", "rows", "questions", "remark", box=None, pad_edge=False)
+    is_one = len({report.database for report in made.tables}) == 1
+    is_long = len(made.tables) > MAX_TABLES_SHOWN
+    ordered = sorted(made.tables, key=lambda one: one.n_questions) if is_long else made.tables
+    for one in ordered[:MAX_TABLES_SHOWN]:
+        name = one.table if is_one else f"{one.database}.{one.table}"
+        table.add_row(Text(name), str(one.n_rows), str(one.n_questions), one.reason)
+    if rest := ordered[MAX_TABLES_SHOWN:]:
+        counts = f"{rest[0].n_questions} to {rest[-1].n_questions}"
+        table.add_row(f"and {len(rest)} more", "", counts, "")
+    console.print(table)
     for name, count in made.files.items():
         if count < made.wanted[name]:
             console.print(f"{name}: wanted {made.wanted[name]} questions, got {count} different ones")
     if made.lacks:
         text = f"without questions: {', '.join(made.lacks)}; `data words` writes names that can be edited"
         console.print(text, style="red", soft_wrap=True, markup=False)
-
-
-def _tables(reports: Sequence[TableReport]) -> Table:
-    """Table of the reports, those without questions first, if they are many."""
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table("table", "rows", "questions", "remark", box=None, pad_edge=False)
-    is_one = len({report.database for report in reports}) == 1
-    ordered = sorted(reports, key=lambda one: one.n_questions) if len(reports) > MAX_TABLES_SHOWN else reports
-    for one in ordered[:MAX_TABLES_SHOWN]:
-        name = one.table if is_one else f"{one.database}.{one.table}"
-        table.add_row(Text(name), str(one.n_rows), str(one.n_questions), one.reason)
-    rest = ordered[MAX_TABLES_SHOWN:]
-    if rest:
-        counts = f"{rest[0].n_questions} to {rest[-1].n_questions}"
-        table.add_row(f"and {len(rest)} more", "", counts, "")
-    return table
 
 
 def words(*, databases: str, out: Path = Path("words.yaml")) -> int:
@@ -130,8 +123,8 @@ def teach(
     real_rows: bool = False,
     seed: int = 0,
     price_per_million: list[float] | None = None,
-    parallel: Count = 8,
-    retries: Retries = 5,
+    parallel: Positive = 8,
+    retries: NotNegative = 5,
     timeout_s: Seconds = 120.0,
 ) -> int:
     """Let a teacher model word questions for gold queries; another sample must agree.

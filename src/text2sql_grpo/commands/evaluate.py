@@ -1,15 +1,15 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
-from hashlib import sha256
+from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
+from text2sql_grpo.checked import Positive, Temperature
 from text2sql_grpo.commands import options
-from text2sql_grpo.commands.options import Count, Temperature
 from text2sql_grpo.config import Config, load_config
 from text2sql_grpo.errors import ConfigError
-from text2sql_grpo.files import write_json
+from text2sql_grpo.files import sha256, write_json
 from text2sql_grpo.run_folder import CONFIG, config_around, find_config
 
 Board = Literal["bird", "spider", "spider2", "livesql"]
@@ -24,8 +24,8 @@ def evaluate(
     model_path: str | None = None,
     base_url: str | None = None,
     model: str | None = None,
-    num_samples: Count | None = None,
-    samples: Count | None = None,
+    num_samples: Positive | None = None,
+    samples: Positive | None = None,
     config: Path | None = None,
     sets: list[str] | None = None,
     metrics: list[Literal["strict", "official", "ves"]] | None = None,
@@ -36,7 +36,7 @@ def evaluate(
     export: Board | None = None,
     out: Path | None = None,
     show: bool = False,
-    parallel: Count = 8,
+    parallel: Positive = 8,
     key_variable: str = "OPENAI_API_KEY",
     settings: Sequence[str] = (),
 ) -> int:
@@ -109,14 +109,7 @@ def evaluate(
         from text2sql_grpo.evaluation.endpoint import Endpoint
         from text2sql_grpo.evaluation.leaderboards import export as exported
         from text2sql_grpo.evaluation.summary import scored_sets
-        from text2sql_grpo.reporting.accuracy_tables import (
-            accuracy_table,
-            gap_lines,
-            perturbation_table,
-            reason_lines,
-            samples_table,
-            seen_lines,
-        )
+        from text2sql_grpo.reporting import accuracy_tables as tables
         from text2sql_grpo.reporting.progress import answer_with_bar
         from text2sql_grpo.reporting.report_page import evaluation_report, write_page
         from text2sql_grpo.reporting.shown import show_answer, show_line
@@ -130,11 +123,9 @@ def evaluate(
             answers = answer_with_bar(bench, chosen, asked, console, **sampling)
             sampled = {}
             if samples:
-                repeated = {
-                    name: [one for one in named for _ in range(samples)] for name, named in chosen.items()
-                }
+                warm = sampling | {"temperature": warmth}
                 sampled = answer_with_bar(
-                    bench, repeated, asked, console, title="Samples", temperature=warmth, seed=seed
+                    bench, chosen, asked, console, title="Samples", samples=samples, **warm
                 )
             scores = scored_sets(bench.environment, answers, sampled, samples)
             if "ves" in (metrics or ()):
@@ -160,12 +151,13 @@ def evaluate(
                     show_answer(answer, name, console)
                 elif num_samples is not None:
                     show_line(answer, console)
-        console.print(accuracy_table(scores, metrics or ()))
+        console.print(tables.accuracy_table(scores, metrics or ()))
         if sampled:
-            console.print(samples_table({"": scores}))
+            console.print(tables.samples_table({"": scores}))
         if forms:
-            console.print(perturbation_table(forms))
-        for line in (*reason_lines(scores), *seen_lines(record.get("seen", {})), *gap_lines(accepted)):
+            console.print(tables.perturbation_table(forms))
+        lines_below = (tables.reason_lines(scores), tables.seen_lines(record.get("seen", {})))
+        for line in chain(*lines_below, tables.gap_lines(accepted)):
             console.print(Text(line), soft_wrap=True)
         console.print(f"evaluation: {out}", soft_wrap=True)
         page = write_page(out.with_suffix(".html"), evaluation_report(out))
@@ -212,7 +204,7 @@ def _perturbed(
 def _hashes(run: Config, sets: Iterable[str]) -> dict[str, str]:
     """Hash of each set's question file, which tells versions of a benchmark apart."""
     files = {name: Path(str(run.data.test[name])) for name in sets}
-    return {name: sha256(path.read_bytes()).hexdigest() for name, path in files.items() if path.is_file()}
+    return {name: sha256(path) for name, path in files.items() if path.is_file()}
 
 
 def _seen(corpora: Sequence[Path], answers: dict[str, Any]) -> dict[str, Any]:
@@ -221,9 +213,11 @@ def _seen(corpora: Sequence[Path], answers: dict[str, Any]) -> dict[str, Any]:
     from text2sql_grpo.evaluation.summary import accuracy
 
     everyone = [answer for answered in answers.values() for answer in answered]
-    seen = seen_questions([answer.example for answer in everyone], corpora)
-    parts = [[one for one in everyone if (one.example.id in seen) is is_seen] for is_seen in (True, False)]
-    return dict(zip(("seen", "unseen"), (accuracy(part).record() for part in parts), strict=True))
+    ids = seen_questions([answer.example for answer in everyone], corpora)
+    return {
+        "seen": accuracy([answer for answer in everyone if answer.example.id in ids]).record(),
+        "unseen": accuracy([answer for answer in everyone if answer.example.id not in ids]).record(),
+    }
 
 
 def _unlike_the_run(
@@ -233,11 +227,7 @@ def _unlike_the_run(
     chosen: dict[str, Any],
     sampling: dict[str, Any],
 ) -> list[str]:
-    """A line that names what differs from the evaluation of the run; none if nothing does.
-
-    Args:
-        recorded: Config of the run folder; None without one.
-    """
+    """A line that names what differs from the evaluation of the run; none if nothing does."""
     run = here if recorded is None else load_config(recorded)
     facts = {
         "sets": (", ".join(chosen), ", ".join(test)),
@@ -263,8 +253,7 @@ def _add_r_ves(scores: dict[str, Any], answers: Any, bench: Any, console: Any) -
     from text2sql_grpo.evaluation.summary import r_ves
     from text2sql_grpo.reporting.progress import progress_bar
 
-    databases, limits = bench.environment.databases, bench.environment.executor.limits
     with progress_bar(console) as bar:
         task = bar.add_task("Timing", total=sum(map(len, answers.values())))
         for name, answered in answers.items():
-            scores[name]["r_ves"] = r_ves(answered, databases, limits, on_answer=lambda: bar.advance(task))
+            scores[name]["r_ves"] = r_ves(answered, bench.environment, lambda: bar.advance(task))

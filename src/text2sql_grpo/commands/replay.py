@@ -44,7 +44,6 @@ def replay(
 
     from text2sql_grpo.data.question_files import only_name, read_questions
     from text2sql_grpo.evaluation.bench import Environment
-    from text2sql_grpo.evaluation.regrading import change
     from text2sql_grpo.evaluation.regrading import replay as replayed
     from text2sql_grpo.reporting.comparison_tables import show_replay
 
@@ -61,7 +60,7 @@ def replay(
         found = list(track(judged, "Judging", total=len(records), console=console, transient=True))
     if out is not None:
         write_jsonl(out, [one.record | one.answer.record() for one in found])
-    show_replay(change(found), console, shown=SHOWN)
+    show_replay(found, console, shown=SHOWN)
     if out is not None:
         console.print(f"every judgement: {out}", soft_wrap=True, markup=False)
     return 0
@@ -70,11 +69,7 @@ def replay(
 def _records(
     source: Path, environment: "Environment", golds: dict[str, Example], *, is_run: bool
 ) -> Iterable[dict[str, Any]]:
-    """Records of episodes in a file or folder.
-
-    Raises:
-        DataError: There are none.
-    """
+    """Records of episodes in a file or folder."""
     path = source
     if source.is_dir():
         path = answers_file(source) if is_run else source / ROLLOUTS

@@ -7,7 +7,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from text2sql_grpo.commands.options import Count, Port, writing_to
+from text2sql_grpo.checked import Positive
+from text2sql_grpo.commands.options import Port, writing_to
 from text2sql_grpo.config import load_config
 from text2sql_grpo.data.databases import Databases
 from text2sql_grpo.errors import ConfigError, DataError
@@ -19,7 +20,7 @@ def review(
     *,
     db: str | None = None,
     file: Path | None = None,
-    count: Count = 40,
+    count: Positive = 40,
     seed: int = 0,
     by: str | None = None,
     port: Port = 0,
@@ -53,7 +54,7 @@ def review(
     if not summary and (evaluation or json):
         raise ConfigError("--evaluation and --json go with --summary")
     source = file or (None if summary else _questions(folder))
-    from text2sql_grpo.data.question_files import read_questions
+    from text2sql_grpo.data.question_files import only_name, read_questions
     from text2sql_grpo.rewards import open_grader
     from text2sql_grpo.serving import verdicts
     from text2sql_grpo.serving.question_review import Review, drawn
@@ -75,9 +76,7 @@ def review(
         if where is None or source is None:
             raise ConfigError(f"{folder} has no config.yaml that names its database: give --db")
         databases = Databases(where)
-        names = databases.names()
-        only = names[0] if len(names) == 1 else None
-        chosen = drawn(read_questions(source, database=only), count, seed=seed)
+        chosen = drawn(read_questions(source, database=only_name(databases)), count, seed=seed)
         name = (_login() if by is None else by).replace(",", " ").strip()
         if not name:
             raise ConfigError("--by must be a name")

@@ -117,7 +117,15 @@ class Environment:
             raise DataError(f"no databases in {self.databases.shown}: give {WHAT_IS_READ}")
         self._is_open = True
         self.executor = SQLExecutor(config.limits)
-        self.sessions = _sessions(self.databases, self.executor, config, hide)
+        settings = config.settings()
+        if config.mcp is None:
+            self.sessions = SQLEnvironment(self.databases, self.executor, settings, hide=hide)
+        else:
+            from text2sql_grpo.integrations.mcp.environment import MCPEnvironment
+
+            self.sessions = MCPEnvironment(
+                self.databases, self.executor, settings, server=config.mcp, hide=hide
+            )
         self.grader = open_grader(self.executor, **vars(grading))
 
     @classmethod
@@ -228,15 +236,7 @@ class Environment:
             )
         return [answers[place] for place in range(len(examples))]
 
-    def ask(
-        self,
-        question: str,
-        model: "Model | str | Path",
-        *,
-        database: str | None = None,
-        rollout: RolloutConfig | None = None,
-        template_options: dict[str, Any] | None = None,
-    ) -> Asked:
+    def ask(self, question: str, model: "Model | str | Path", *, database: str | None = None) -> Asked:
         """Answer one question that has no gold query, greedily, and run the final query.
 
         Args:
@@ -256,13 +256,7 @@ class Environment:
         example = Example("question", database or names[0], question, gold_sql="")
         self.sessions.schema_text(example.database)  # fails before a model is loaded, which takes longer
         episodes: list[Episode] = []
-        failures = self._roll_out(
-            [example],
-            model,
-            lambda place, episode: episodes.append(episode),
-            rollout=rollout,
-            template_options=template_options,
-        )
+        failures = self._roll_out([example], model, lambda place, episode: episodes.append(episode))
         if failures:
             raise UnansweredError(failures[0])
         (episode,) = episodes
@@ -280,7 +274,7 @@ class Environment:
         seed: int = 0,
         rollout: RolloutConfig | None = None,
         evaluation: EvaluationConfig | None = None,
-        template_options: dict[str, Any] | None,
+        template_options: dict[str, Any] | None = None,
     ) -> list[str]:
         """Hand over an episode of each example with its index; return failures of an endpoint."""
         model = opened_model(model)
@@ -359,16 +353,6 @@ def opened_model(model: Any) -> "Model":
         return LoadedPolicy(model, AutoTokenizer.from_pretrained(name), name)
     except (OSError, ValueError) as error:
         raise ModelError(f"the loaded model has no tokenizer: {error} ({name})") from error
-
-
-def _sessions(
-    databases: Databases, executor: SQLExecutor, config: EnvironmentConfig, hide: Sequence[str]
-) -> SQLEnvironment:
-    if config.mcp is None:
-        return SQLEnvironment(databases, executor, config.settings(), hide=hide)
-    from text2sql_grpo.integrations.mcp.environment import MCPEnvironment
-
-    return MCPEnvironment(databases, executor, config.settings(), server=config.mcp, hide=hide)
 
 
 @dataclass(frozen=True)
@@ -473,12 +457,12 @@ class Bench:
         )
 
     def answer_sets(
-        self, sets: Mapping[str, Sequence[Example]], model: "Model", **options: Any
+        self, sets: Mapping[str, Sequence[Example]], model: "Model", *, samples: int = 1, **options: Any
     ) -> dict[str, list[Answer]]:
         """Answer the questions of several sets together: a set alone would end with few rows of a batch."""
         examples = [example for named in sets.values() for example in named]
-        answers = iter(self.answer(examples, model, **options))
-        return {name: list(islice(answers, len(named))) for name, named in sets.items()}
+        answers = iter(self.answer(examples, model, samples=samples, **options))
+        return {name: list(islice(answers, samples * len(named))) for name, named in sets.items()}
 
     def __enter__(self) -> Self:
         return self

@@ -97,9 +97,6 @@ def measure_ves_reward(
 
     Args:
         executor: Executor without a cache (`cache_entries=0`), best an idle one.
-        database: Database of both queries.
-        gold_sql: The accepted query.
-        predicted_sql: The query in question.
         repeats: Runs of each, >= 1.
 
     Returns:

@@ -1,6 +1,6 @@
 """Recorded episodes, judged once more: by other gold queries, test databases or rewards, without a model."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -9,7 +9,6 @@ from text2sql_grpo.data.example import Example
 from text2sql_grpo.environment.episode import Action, Episode
 from text2sql_grpo.errors import DataError
 from text2sql_grpo.evaluation.bench import Environment
-from text2sql_grpo.evaluation.statistics import Accuracy
 from text2sql_grpo.rewards import Answer, RewardMix
 
 _AT_ONCE = 64
@@ -59,18 +58,14 @@ def replay(
     """
     judge, source = environment.judge(rewards), iter(records)
     while part := list(islice(source, _AT_ONCE)):
-        episodes = [read_episode(record, environment, golds or {}) for record in part]
+        episodes = [_read_episode(record, environment, golds or {}) for record in part]
         addresses = [environment.databases.address(one.example.database) for one in episodes]
         answers = judge.judge_many(list(zip(episodes, addresses, strict=True)))
         yield from map(Replayed, part, answers)
 
 
-def read_episode(record: Record, environment: Environment, golds: Mapping[str, Example]) -> Episode:
-    """Episode of a record, with its exploratory queries run again.
-
-    Raises:
-        DataError: See `replay`.
-    """
+def _read_episode(record: Record, environment: Environment, golds: Mapping[str, Example]) -> Episode:
+    """Episode of a record, with its exploratory queries run again."""
     try:
         example = golds.get(record["example"]) or Example(
             record["example"],
@@ -102,38 +97,3 @@ def read_episode(record: Record, environment: Environment, golds: Mapping[str, E
         )
     except (KeyError, TypeError) as error:
         raise DataError(f"not a record of an episode: {error!r} is missing or wrong") from error
-
-
-@dataclass(frozen=True)
-class Change:
-    """Difference that another judgement makes.
-
-    Attributes:
-        before: Strict accuracy as recorded.
-        after: Strict accuracy now.
-        paid: Mean reward as recorded, of the episodes that have one, and now; None without rewards.
-        changed: Episodes with another strict verdict, those that became right first.
-    """
-
-    before: Accuracy
-    after: Accuracy
-    paid: tuple[float | None, float | None]
-    changed: Sequence[Replayed]
-
-
-def change(replayed: Sequence[Replayed]) -> Change:
-    """Compare new judgements with the recorded ones."""
-    return Change(
-        Accuracy.of((one.record["database"], one.record["strict"]) for one in replayed),
-        Accuracy.of((one.record["database"], one.answer.verdict.strict) for one in replayed),
-        (
-            _mean([one.record.get("reward") for one in replayed]),
-            _mean([one.answer.reward for one in replayed]),
-        ),
-        sorted((one for one in replayed if one.is_changed), key=lambda one: one.record["strict"]),
-    )
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else None

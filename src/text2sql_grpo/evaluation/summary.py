@@ -7,7 +7,6 @@ from dataclasses import fields
 from statistics import fmean
 from typing import Any
 
-from text2sql_grpo.data.databases import Databases
 from text2sql_grpo.environment.session import SQLEnvironment
 from text2sql_grpo.evaluation.bench import Environment
 from text2sql_grpo.evaluation.published import PublishedVerdicts, bird_r_ves, measure_ves_reward
@@ -15,26 +14,20 @@ from text2sql_grpo.evaluation.report import voted
 from text2sql_grpo.evaluation.skills import skills
 from text2sql_grpo.evaluation.statistics import Accuracy
 from text2sql_grpo.rewards import FLAGS, Answer
-from text2sql_grpo.sql import Limits, SQLExecutor
+from text2sql_grpo.sql import SQLExecutor
 from text2sql_grpo.sql.engines import ENGINES
 
 TABLES = {5: "1 to 5 tables", 15: "6 to 15 tables", 50: "16 to 50 tables", math.inf: "over 50 tables"}
 
 
-def r_ves(
-    answers: Sequence[Answer], databases: Databases, limits: Limits, *, on_answer: Callable[[], None]
-) -> float:
-    """BIRD's R-VES, in [0, 111.8]: each right answer timed against its gold, see `measure_ves_reward`.
-
-    Args:
-        limits: Bounds of each of the 100 runs of a query.
-    """
+def r_ves(answers: Sequence[Answer], environment: Environment, on_answer: Callable[[], None]) -> float:
+    """BIRD's R-VES, in [0, 111.8]: each right answer timed against its gold, see `measure_ves_reward`."""
     rewards = []
-    with SQLExecutor(limits, workers=1, cache_entries=0) as executor:
+    with SQLExecutor(environment.executor.limits, workers=1, cache_entries=0) as executor:
         for answer in answers:
             sql, reward = answer.episode.final_sql, 0.0
             if sql is not None and answer.verdict.official:
-                database = databases.address(answer.example.database)
+                database = environment.databases.address(answer.example.database)
                 reward = measure_ves_reward(executor, database, answer.example.gold_sql, sql)
             rewards.append(reward)
             on_answer()
@@ -75,13 +68,13 @@ def summary(answers: Sequence[Answer], sessions: SQLEnvironment | None = None) -
         "overall": _both(answers),
         "published": _published(answers),
         "flags": {flag: sum(flag in answer.flags for answer in answers) for flag in FLAGS},
-        "by_need": _grouped(answers, lambda a: "look-up" if a.example.family == "lookup" else "others"),
-        "by_family": _grouped(answers, lambda answer: answer.example.family),
-        "by_difficulty": _grouped(answers, lambda answer: answer.example.difficulty),
+        "by_need": _grouped(("look-up" if a.example.family == "lookup" else "others", a) for a in answers),
+        "by_family": _grouped((answer.example.family, answer) for answer in answers),
+        "by_difficulty": _grouped((answer.example.difficulty, answer) for answer in answers),
         **({} if sessions is None else _by_schema(answers, sessions)),
         "looks_per_question": round(_mean(answer.episode.looks for answer in answers), 4),
-        "reasons": _counted(answer.verdict.reason for answer in answers),
-        "stop_reasons": _counted(str(answer.episode.stop_reason) for answer in answers),
+        "reasons": dict(sorted(Counter(answer.verdict.reason for answer in answers).items())),
+        "stop_reasons": dict(sorted(Counter(str(answer.episode.stop_reason) for answer in answers).items())),
         "malformed_share": round(_mean("malformed" in kinds for kinds in action_kinds), 4),
         "tokens_per_answer": round(_mean(sum(answer.episode.completion_mask) for answer in answers), 1),
     }
@@ -94,16 +87,13 @@ def _mean(values: Iterable[float]) -> float:
 
 def _by_schema(answers: Sequence[Answer], sessions: SQLEnvironment) -> dict[str, Any]:
     """Accuracies by the skills of the gold query, each of which a question counts for, and by tables."""
-    by_skill, by_tables = defaultdict(list), defaultdict(list)
+    by_skill, by_tables = list[tuple[str, Answer]](), list[tuple[float, Answer]]()
     for answer in answers:
         schema = sessions.hidden(answer.example.database).schema
-        for skill in skills(answer.example, ENGINES[schema.dialect].dialect):
-            by_skill[skill].append(answer)
-        by_tables[next(size for size in TABLES if len(schema.tables) <= size)].append(answer)
-    return {
-        "by_skill": {name: _both(by_skill[name]) for name in sorted(by_skill)},
-        "by_tables": {TABLES[size]: _both(by_tables[size]) for size in sorted(by_tables)},
-    }
+        by_skill += [(skill, answer) for skill in skills(answer.example, ENGINES[schema.dialect].dialect)]
+        by_tables.append((next(size for size in TABLES if len(schema.tables) <= size), answer))
+    sizes = _grouped(by_tables).items()
+    return {"by_skill": _grouped(by_skill), "by_tables": {TABLES[size]: both for size, both in sizes}}
 
 
 def _both(answers: Sequence[Answer]) -> dict[str, Any]:
@@ -117,12 +107,9 @@ def _published(answers: Sequence[Answer]) -> dict[str, float]:
     return {name: round(_mean(answer.published.get(name, 0.0) for answer in answers), 4) for name in names}
 
 
-def _grouped(answers: Sequence[Answer], key: Callable[[Answer], str]) -> dict[str, Any]:
+def _grouped(keyed: Iterable[tuple[Any, Answer]]) -> dict[Any, Any]:
+    """Accuracies of the answers with each key, in the order of the keys."""
     groups = defaultdict(list)
-    for answer in answers:
-        groups[key(answer)].append(answer)
-    return {name: _both(groups[name]) for name in sorted(groups)}
-
-
-def _counted(names: Iterable[str]) -> dict[str, int]:
-    return dict(sorted(Counter(names).items()))
+    for key, answer in keyed:
+        groups[key].append(answer)
+    return {key: _both(groups[key]) for key in sorted(groups)}

@@ -14,7 +14,7 @@ from typing import Any
 
 from text2sql_grpo.data.databases import Databases
 from text2sql_grpo.data.example import Example, folded
-from text2sql_grpo.data.question_files import read_questions
+from text2sql_grpo.data.question_files import only_name, read_questions
 from text2sql_grpo.errors import ConfigError
 from text2sql_grpo.evaluation.endpoint import Client, Endpoint, EndpointFailure, RequestRefused, in_parallel
 from text2sql_grpo.files import append_jsonl, cut_lines, jsonl_text, read_jsonl, write_text
@@ -66,7 +66,7 @@ class Wording:
 
 def read_golds(path: Path, databases: Databases) -> list[Example]:
     """Rows of a question file; in JSONL the question may be absent or empty."""
-    only = databases.names()[0] if len(databases.names()) == 1 else None
+    only = only_name(databases)
     if path.suffix.lower() in (".csv", ".json"):
         found = read_questions(path, database=only)
     else:
@@ -220,11 +220,7 @@ class Teacher:
         return replace(found, question=question, sql=sql, reason=reason)
 
     def _reply(self, client: Client, id: str, messages: Messages) -> dict[str, Any]:
-        """Line of the log with the reply to a prompt, asked for if it is not there.
-
-        Raises:
-            EndpointFailure: The endpoint failed.
-        """
+        """Line of the log with the reply to a prompt, asked for if it is not there."""
         model = self._endpoint.model
         if known := self._replies.get(key := _key(model, messages)):
             return known

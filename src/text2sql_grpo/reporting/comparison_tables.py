@@ -1,6 +1,6 @@
 """Table and changed answers of a comparison of two models."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from statistics import fmean
 
 from rich import box
@@ -10,9 +10,9 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from text2sql_grpo.evaluation.comparison import Comparison, Paired
-from text2sql_grpo.evaluation.regrading import Change
+from text2sql_grpo.evaluation.regrading import Replayed
 from text2sql_grpo.evaluation.several_runs import SeveralRuns
-from text2sql_grpo.evaluation.statistics import Interval
+from text2sql_grpo.evaluation.statistics import Accuracy, Interval
 from text2sql_grpo.reporting.accuracy_tables import LEAST_QUESTIONS, figures_table, percents
 
 _CHANGES_SHOWN = 20
@@ -81,9 +81,11 @@ def comparison_table(
     return table
 
 
-def show_replay(change: Change, console: Console, *, shown: int) -> None:
+def show_replay(replayed: Sequence[Replayed], console: Console, *, shown: int) -> None:
     """Print what another judgement changes, and the first answers whose verdict it changes."""
-    for one in change.changed[:shown]:
+    became_right = [one for one in replayed if one.is_changed and one.answer.verdict.strict]
+    became_wrong = [one for one in replayed if one.is_changed and not one.answer.verdict.strict]
+    for one in [*became_right, *became_wrong][:shown]:
         record, verdict = one.record, one.answer.verdict
         word, style = ("NOW RIGHT", "bold green") if verdict.strict else ("NOW WRONG", "bold red")
         place = f"  {record['example']} (database {record['database']})"
@@ -94,12 +96,19 @@ def show_replay(change: Change, console: Console, *, shown: int) -> None:
         )
         lines += [f"gold      {' -> '.join(golds)}", f"reason    {record['reason']} -> {verdict.reason}"]
         console.print(Text("\n".join(lines)), soft_wrap=True)
-    became_right = sum(one.answer.verdict.strict for one in change.changed)
-    lost = len(change.changed) - became_right
-    console.print(f"{change.after.total} answers: {became_right} become right, {lost} become wrong")
-    console.print(f"right: {change.before} as recorded, {change.after} now", soft_wrap=True)
-    before, after = ("none" if mean is None else f"{mean:.3f}" for mean in change.paid)
-    console.print(f"mean reward: {before} as recorded, {after} now")
+    counts = f"{len(became_right)} become right, {len(became_wrong)} become wrong"
+    console.print(f"{len(replayed)} answers: {counts}")
+    before = Accuracy.of((one.record["database"], one.record["strict"]) for one in replayed)
+    after = Accuracy.of((one.record["database"], one.answer.verdict.strict) for one in replayed)
+    console.print(f"right: {before} as recorded, {after} now", soft_wrap=True)
+    paid = _mean_reward(one.record.get("reward") for one in replayed)
+    paid_now = _mean_reward(one.answer.reward for one in replayed)
+    console.print(f"mean reward: {paid} as recorded, {paid_now} now")
+
+
+def _mean_reward(rewards: Iterable[float | None]) -> str:
+    known = [reward for reward in rewards if reward is not None]
+    return f"{fmean(known):.3f}" if known else "none"
 
 
 def runs_table(several: SeveralRuns) -> Table:

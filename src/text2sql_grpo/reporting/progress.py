@@ -45,12 +45,15 @@ def answer_with_bar(
     console: Console,
     *,
     title: str = "Evaluation",
+    samples: int = 1,
     **options: Any,
 ) -> dict[str, list[Answer]]:
     """Answer the questions of several sets behind a progress bar; see `Bench.answer_sets`."""
     with progress_bar(console) as bar:
-        task = bar.add_task(title, total=sum(map(len, sets.values())))
-        return bench.answer_sets(sets, model, on_answer=lambda *_: bar.advance(task), **options)
+        task = bar.add_task(title, total=samples * sum(map(len, sets.values())))
+        return bench.answer_sets(
+            sets, model, samples=samples, on_answer=lambda *_: bar.advance(task), **options
+        )
 
 
 def _grpo_facts(logs: dict[str, Any]) -> str:
