@@ -2,8 +2,7 @@ import json as json_text
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from text2sql_grpo.checked import Positive
-from text2sql_grpo.commands.options import check_models, check_one_of, importing, quiet_console
+from text2sql_grpo.commands.options import Count, check_models, check_one_of, importing, quiet_console
 from text2sql_grpo.config import Config, load_config
 from text2sql_grpo.data.databases import open_address
 from text2sql_grpo.errors import ConfigError, DataError
@@ -21,7 +20,7 @@ def ask(
     base_url: str | None = None,
     served_model: str | None = None,
     config: Path | None = None,
-    samples: Positive = 1,
+    samples: Count = 1,
     json: bool = False,
 ) -> int:
     """Answer a question over one database; without a question, a session of them.

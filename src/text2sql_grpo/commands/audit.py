@@ -7,8 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from random import Random
 
-from text2sql_grpo.checked import Positive
-from text2sql_grpo.commands.options import Seconds, counting, writing_to
+from text2sql_grpo.commands.options import Count, Seconds, counting, writing_to
 from text2sql_grpo.config import load_config
 from text2sql_grpo.data.databases import Databases
 from text2sql_grpo.environment.session import EnvironmentSettings, SQLEnvironment
@@ -26,7 +25,7 @@ def data(
     config: Path | None = None,
     test_databases: int = 4,
     slow_s: Seconds = 1.0,
-    max_prompt_tokens: Positive = 8192,
+    max_prompt_tokens: Count = 8192,
     quarantine: Path | None = None,
     keep: list[str] | None = None,
     answers: Path | None = None,
@@ -113,7 +112,7 @@ def data(
 
 
 def reward(
-    *, config: Path, golds: Positive = 40, seed: int = 0, json: bool = False, settings: Sequence[str] = ()
+    *, config: Path, golds: Count = 40, seed: int = 0, json: bool = False, settings: Sequence[str] = ()
 ) -> int:
     """Find wrong answers that a config's reward pays.
 

@@ -4,9 +4,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from text2sql_grpo.checked import NotNegative, Positive, Temperature
 from text2sql_grpo.commands import options
-from text2sql_grpo.commands.options import Seconds
+from text2sql_grpo.commands.options import Count, Retries, Seconds, Temperature
 from text2sql_grpo.config import Config, load_config
 from text2sql_grpo.errors import ConfigError
 from text2sql_grpo.files import read_jsonl, write_jsonl
@@ -28,13 +27,13 @@ def collect(
     model: str | None = None,
     config: Path | None = None,
     questions: Path | None = None,
-    num_questions: Positive | None = None,
-    samples: Positive = 4,
+    num_questions: Count | None = None,
+    samples: Count = 4,
     temperature: Temperature = 1.0,
     seed: int = 0,
     keep: list[Keep] | None = None,
-    parallel: Positive = 8,
-    retries: NotNegative = 5,
+    parallel: Count = 8,
+    retries: Retries = 5,
     timeout_s: Seconds = 600.0,
     key_variable: str = "OPENAI_API_KEY",
     settings: Sequence[str] = (),

@@ -2,8 +2,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from text2sql_grpo.checked import Positive
 from text2sql_grpo.commands import options
+from text2sql_grpo.commands.options import Count
 from text2sql_grpo.errors import ConfigError, DataError
 from text2sql_grpo.files import read_jsonl, write_json
 from text2sql_grpo.run_folder import CONFIG, config_around
@@ -18,7 +18,7 @@ def compare(
     trained: str,
     more: list[str] | None = None,
     *,
-    num_samples: Positive | None = None,
+    num_samples: Count | None = None,
     config: Path | None = None,
     sets: list[str] | None = None,
     out: Path | None = None,

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from text2sql_grpo.bundled import located
-from text2sql_grpo.checked import NotNegative, Positive
-from text2sql_grpo.commands.options import Seconds, counting, writing_to
+from text2sql_grpo.commands.options import Count, Retries, Seconds, counting, writing_to
 from text2sql_grpo.data.databases import Databases
 from text2sql_grpo.errors import ConfigError
 from text2sql_grpo.sql import SQLExecutor
@@ -123,8 +122,8 @@ def teach(
     real_rows: bool = False,
     seed: int = 0,
     price_per_million: list[float] | None = None,
-    parallel: Positive = 8,
-    retries: NotNegative = 5,
+    parallel: Count = 8,
+    retries: Retries = 5,
     timeout_s: Seconds = 120.0,
 ) -> int:
     """Let a teacher model word questions for gold queries; another sample must agree.

@@ -5,6 +5,7 @@ import json
 import re
 import textwrap
 from pathlib import Path
+from typing import Annotated
 
 from text2sql_grpo.bundled import ROOT, located
 from text2sql_grpo.config import config_fields
@@ -24,7 +25,14 @@ def _examples() -> dict[str, Path]:
     return {file.relative_to(folder).with_suffix("").as_posix(): file for file in files}
 
 
-def config(*, example: str | None = None) -> int:
+def _example(name: str) -> str:
+    name, names = name.removeprefix("config/").removesuffix(".yaml"), ["list", *_examples()]
+    if name not in names:
+        raise argparse.ArgumentTypeError(f"no example {name!r}: there are {', '.join(names[1:])}")
+    return name
+
+
+def config(*, example: Annotated[str, _example] | None = None) -> int:
     """Print a default config as YAML, with comments.
 
     Each field follows its meaning; optional sections are commented out.
@@ -33,16 +41,12 @@ def config(*, example: str | None = None) -> int:
         example: Print this config of the package instead, such as quickstart; list: their names. Paths of the
             package's data are absolute where the working folder has none.
     """
-    examples = _examples()
     if example == "list":
-        for name, file in examples.items():
+        for name, file in _examples().items():
             print(f"{name:32} {file.read_text('utf-8').partition(chr(10))[0].lstrip('# ')}")
         return 0
     if example is not None:
-        name = example.removeprefix("config/").removesuffix(".yaml")
-        if name not in examples:
-            raise argparse.ArgumentError(None, f"no example {name!r}: there are {', '.join(examples)}")
-        text = examples[name].read_text("utf-8")
+        text = _examples()[example].read_text("utf-8")
         print(re.sub(r"(?<=: )data/[\w./-]+", lambda path: str(located(Path(path[0]))), text), end="")
         return 0
     absent = None

@@ -5,8 +5,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
-from text2sql_grpo.checked import Positive, Temperature
 from text2sql_grpo.commands import options
+from text2sql_grpo.commands.options import Count, Temperature
 from text2sql_grpo.config import Config, load_config
 from text2sql_grpo.errors import ConfigError
 from text2sql_grpo.files import sha256, write_json
@@ -24,8 +24,8 @@ def evaluate(
     model_path: str | None = None,
     base_url: str | None = None,
     model: str | None = None,
-    num_samples: Positive | None = None,
-    samples: Positive | None = None,
+    num_samples: Count | None = None,
+    samples: Count | None = None,
     config: Path | None = None,
     sets: list[str] | None = None,
     metrics: list[Literal["strict", "official", "ves"]] | None = None,
@@ -36,7 +36,7 @@ def evaluate(
     export: Board | None = None,
     out: Path | None = None,
     show: bool = False,
-    parallel: Positive = 8,
+    parallel: Count = 8,
     key_variable: str = "OPENAI_API_KEY",
     settings: Sequence[str] = (),
 ) -> int:

@@ -3,8 +3,8 @@ from pathlib import Path
 from typing import Literal
 
 from text2sql_grpo.bundled import is_bundled
-from text2sql_grpo.checked import Positive
 from text2sql_grpo.commands import options
+from text2sql_grpo.commands.options import Count
 from text2sql_grpo.config import load_config
 from text2sql_grpo.errors import ConfigError, ModelError
 from text2sql_grpo.run_folder import config_around
@@ -17,7 +17,7 @@ def merge(
     base: str | None = None,
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto",
     quantization: Literal["auto", "none", "4bit"] = "auto",
-    num_samples: Positive | None = None,
+    num_samples: Count | None = None,
     config: Path | None = None,
     settings: Sequence[str] = (),
 ) -> int:

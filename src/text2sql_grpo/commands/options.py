@@ -4,6 +4,7 @@ import argparse
 import errno
 import gc
 import logging
+import math
 import os
 import sys
 import warnings
@@ -13,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from text2sql_grpo.bundled import located
-from text2sql_grpo.checked import Bounds
 from text2sql_grpo.config import Config, check_grpo_keys, load_config
 from text2sql_grpo.data.databases import Databases
 from text2sql_grpo.errors import ConfigError, RunError
@@ -27,9 +27,25 @@ QUICKSTART = Path("config/quickstart.yaml")
 INTERRUPTED = 130  # exit code after Ctrl-C
 
 
-# Next to those of the config's fields, in `checked`.
-Port = Annotated[int, Bounds(ge=0, le=65_535)]
-Seconds = Annotated[float, Bounds(gt=0, le=86_400)]
+def _between(low: float, high: float, kind: type[int] | type[float]) -> Callable[[str], float]:
+    def read(text: str) -> float:
+        try:
+            value = kind(text)
+        except ValueError:
+            value = math.nan
+        if not low <= value <= high:
+            raise argparse.ArgumentTypeError(f"must be {kind.__name__} from {low} to {high}, got {text!r}")
+        return value
+
+    return read
+
+
+Count = Annotated[int, _between(1, 10**9, int)]
+Retries = Annotated[int, _between(0, 1_000, int)]
+Seed = Annotated[int, _between(0, 2**32 - 1, int)]
+Port = Annotated[int, _between(0, 65_535, int)]
+Seconds = Annotated[float, _between(0.001, 86_400, float)]
+Temperature = Annotated[float, _between(0, 100, float)]
 
 
 def check_one_of(**options: object) -> None:

@@ -5,10 +5,8 @@ import difflib
 import inspect
 import re
 from collections.abc import Callable
-from functools import partial
 from typing import Annotated, Any, Literal, NoReturn, get_args, get_origin, get_type_hints
 
-from text2sql_grpo.checked import adapter
 from text2sql_grpo.commands.default_config import fields_help
 from text2sql_grpo.docstrings import described, opening
 
@@ -79,15 +77,4 @@ def _reading(kind: Any, default: Any) -> dict[str, Any]:
         return _reading(get_args(kind)[0], None) | {"nargs": "+"}
     if get_origin(kind) is Literal:
         return {"choices": get_args(kind)}
-    return {"type": partial(_checked_value, kind) if get_origin(kind) is Annotated else kind}
-
-
-def _checked_value(kind: Any, text: str) -> Any:
-    """Value of an option whose type has bounds."""
-    from pydantic import ValidationError  # slow to import, and help does not need it
-
-    try:
-        return adapter(kind).validate_strings(text)
-    except ValidationError as error:
-        message = error.errors()[0]["msg"].replace("Input should be", "must be")
-        raise argparse.ArgumentTypeError(f"{message}, got {text!r}") from error
+    return {"type": kind.__metadata__[0] if get_origin(kind) is Annotated else kind}

@@ -7,8 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from text2sql_grpo.checked import Positive
-from text2sql_grpo.commands.options import Port, writing_to
+from text2sql_grpo.commands.options import Count, Port, writing_to
 from text2sql_grpo.config import load_config
 from text2sql_grpo.data.databases import Databases
 from text2sql_grpo.errors import ConfigError, DataError
@@ -20,7 +19,7 @@ def review(
     *,
     db: str | None = None,
     file: Path | None = None,
-    count: Positive = 40,
+    count: Count = 40,
     seed: int = 0,
     by: str | None = None,
     port: Port = 0,

@@ -3,9 +3,8 @@ import secrets
 import socket
 from pathlib import Path
 
-from text2sql_grpo.checked import Positive
 from text2sql_grpo.commands.ask import config_of, model_source
-from text2sql_grpo.commands.options import Port, importing, quiet_console, writing_to
+from text2sql_grpo.commands.options import Count, Port, importing, quiet_console, writing_to
 from text2sql_grpo.errors import ConfigError, needs_extra
 
 TOKEN_VARIABLE = "TEXT2SQL_GRPO_TOKEN"
@@ -18,11 +17,11 @@ def serve(
     base_url: str | None = None,
     served_model: str | None = None,
     config: Path | None = None,
-    samples: Positive = 1,
+    samples: Count = 1,
     host: str = "127.0.0.1",
     port: Port = 8000,
     allowed_host: list[str] | None = None,
-    per_minute: Positive = 120,
+    per_minute: Count = 120,
     folder: Path = Path(),
 ) -> int:
     """Serve the agent: an OpenAI-compatible API at /v1, and a page to ask questions on.

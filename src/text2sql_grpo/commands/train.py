@@ -5,9 +5,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from text2sql_grpo.checked import Seed
 from text2sql_grpo.commands.options import (
     INTERRUPTED,
+    Seed,
     config_or_quickstart,
     config_with_files,
     importing,
