@@ -5,7 +5,7 @@ import logging
 import os
 import shutil
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -78,8 +78,13 @@ def find_damage(checkpoint: Path) -> str | None:
     return None
 
 
-def find_whole(folder: Path, resume: str | Path | bool) -> Path:
+def find_whole(
+    folder: Path, resume: str | Path | bool, *, show: Callable[[str], None] = logger.warning
+) -> Path:
     """Checkpoint to resume from: a path, or for True and `auto` the newest undamaged one of a folder.
+
+    Args:
+        show: Called with a line for each damaged checkpoint that is skipped.
 
     Raises:
         ConfigError: There is none.
@@ -87,12 +92,19 @@ def find_whole(folder: Path, resume: str | Path | bool) -> Path:
     if not isinstance(resume, bool) and resume != "auto":
         damage = find_damage(Path(resume))
         if damage is not None:
-            raise ConfigError(f"no checkpoint to resume from: {damage} ({resume})")
+            raise ConfigError(
+                "resume_from_checkpoint or --resume names no checkpoint with trainer_state.json and weights: "
+                f"{resume}: {damage}"
+            )
         return Path(resume)
     for checkpoint in reversed(saved_checkpoints(folder)):
-        if find_damage(checkpoint) is None:
+        damage = find_damage(checkpoint)
+        if damage is None:
             return checkpoint
-    raise ConfigError(f"no undamaged checkpoint to resume from in {folder}: start without one")
+        show(f"Skipped a damaged checkpoint: {checkpoint} ({damage})")
+    raise ConfigError(
+        f"no checkpoint to resume from in {folder}: it holds no undamaged checkpoint; start without one"
+    )
 
 
 def best_checkpoint(folder: Path) -> Path | None:

@@ -1,6 +1,6 @@
 """Collectives between the ranks of one run (`accelerate launch`); no-ops in a single process."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import cache
@@ -33,7 +33,7 @@ def rank() -> int:
 
 def world_size() -> int:
     """Number of ranks; 1 in a single process."""
-    return torch.distributed.get_world_size() if is_distributed() else 1
+    return distributed.get_world_size() if is_distributed() else 1
 
 
 def create_group() -> None:
@@ -54,6 +54,20 @@ def gather(values: Sequence[T]) -> list[list[T]]:
     with collective_errors():
         distributed.all_gather_object(gathered, list(values), group=_long_timeout_group())
     return gathered
+
+
+def from_main(compute: Callable[[], T]) -> T:
+    """Result of a function that rank 0 alone calls; its result or RunError reaches every rank."""
+    found: list[T | RunError] = []
+    if is_main():
+        try:
+            found = [compute()]
+        except RunError as error:
+            found = [error]
+    result = gather(found)[0][0]
+    if isinstance(result, RunError):
+        raise result
+    return result
 
 
 def any_rank(flag: bool) -> bool:

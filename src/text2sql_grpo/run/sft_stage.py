@@ -208,13 +208,10 @@ def stage_folder(bench: Bench, arguments: SQLGRPOConfig, run: Path | None = None
     Args:
         run: Folder of the run that is resumed; None for the run folder of the config.
     """
-    run = run or bench.config.run.output_dir
-    found = [_stage_folder(bench, arguments, run)] if ranks.is_main() else []
-    folder: Path = ranks.gather(found)[0][0]
-    return folder
+    return ranks.from_main(lambda: _stage_folder(bench, arguments, run))
 
 
-def _stage_folder(bench: Bench, arguments: SQLGRPOConfig, run: Path) -> Path:
+def _stage_folder(bench: Bench, arguments: SQLGRPOConfig, run: Path | None) -> Path:
     config, settings = bench.config, bench.config.sft
     assert settings is not None
     model, databases, servers = Path(config.model.path), bench.environment.databases, _servers(bench)
@@ -228,7 +225,7 @@ def _stage_folder(bench: Bench, arguments: SQLGRPOConfig, run: Path) -> Path:
         "template": arguments.chat_template_kwargs,
         "versions": torch.__version__,
         "databases": databases.names(),
-        "servers": [servers, run.resolve()] if servers else [],
+        "servers": [servers, (run or config.run.output_dir).resolve()] if servers else [],
     }
     files = [file for name in databases.names() for file in databases.files(name)]
     for path in (settings.questions or config.data.train, settings.chats, config.data.quarantine):
@@ -276,8 +273,8 @@ def _copy_adapter(config: Config, adapter: Path, folder: Path) -> None:
 def _run_stage(bench: Bench, folder: Path, arguments: SQLGRPOConfig, console: Console) -> None:
     """Train in a folder next to `folder`, resuming an unfinished stage, and rename it at the end."""
     work = folder.with_suffix(".unfinished")
-    found = [next((path for path in reversed(saved_checkpoints(work)) if find_damage(path) is None), None)]
-    checkpoint = ranks.gather(found if ranks.is_main() else [])[0][0]
+    saved = reversed(saved_checkpoints(work))
+    checkpoint = ranks.from_main(lambda: next((one for one in saved if find_damage(one) is None), None))
     if checkpoint is not None:
         console.print(f"Resuming SFT after step {steps_done(checkpoint)}")
     if ranks.is_main():

@@ -21,7 +21,6 @@ from text2sql_grpo.models.loaded_policy import LoadedPolicy
 from text2sql_grpo.reliability import ranks
 from text2sql_grpo.reliability.alerts import Alerts
 from text2sql_grpo.reliability.checkpoints import SCHEDULED_METRIC, best_checkpoint, checkpoint_step
-from text2sql_grpo.reliability.ranks import gather
 from text2sql_grpo.rewards import Answer
 from text2sql_grpo.run_folder import SCHEDULE, RunLog, read_schedule
 
@@ -57,10 +56,8 @@ class EvaluationSchedule(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Read earlier evaluations from rank 0's folder; evaluate step 0."""
-        known = [
-            (record["step"], record["accuracy"]["accuracy"]) for record in read_schedule(self.run_log.folder)
-        ]
-        self._done = dict(gather(known)[0])
+        known = ranks.from_main(lambda: read_schedule(self.run_log.folder))
+        self._done = {record["step"]: record["accuracy"]["accuracy"] for record in known}
         if state.global_step == 0 and 0 not in self._done:
             self._evaluate(state, control)
             self.save_start()
@@ -156,7 +153,7 @@ def _answer_now(
     model = trainer.model
     devices = [model.device.index] if model.device.type == "cuda" else []
     was_training = model.training
-    rank, world_size = ranks.rank(), len(ranks.gather([None]))
+    rank, world_size = ranks.rank(), ranks.world_size()
     try:
         with ExitStack() as stack:
             for callback in trainer.callback_handler.callbacks:
