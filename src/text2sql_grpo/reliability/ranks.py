@@ -1,6 +1,6 @@
 """Collectives between the ranks of one run (`accelerate launch`); no-ops in a single process."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import cache
@@ -42,29 +42,29 @@ def create_group() -> None:
         _long_timeout_group()
 
 
-def gather(values: Sequence[T]) -> list[list[T]]:
-    """Values of each rank, in order of ranks. Blocks until every rank has called it.
+def gather(value: T) -> list[T]:
+    """Value of each rank, in order of ranks. Blocks until every rank has called it.
 
     Raises:
         RunError: Another rank died.
     """
     if not is_distributed():
-        return [list(values)]
+        return [value]
     gathered: list[Any] = [None] * distributed.get_world_size()
     with collective_errors():
-        distributed.all_gather_object(gathered, list(values), group=_long_timeout_group())
+        distributed.all_gather_object(gathered, value, group=_long_timeout_group())
     return gathered
 
 
 def from_main(compute: Callable[[], T]) -> T:
     """Result of a function that rank 0 alone calls; its result or RunError reaches every rank."""
-    found: list[T | RunError] = []
+    own: Any = None
     if is_main():
         try:
-            found = [compute()]
+            own = compute()
         except RunError as error:
-            found = [error]
-    result = gather(found)[0][0]
+            own = error
+    result: T | RunError = gather(own)[0]
     if isinstance(result, RunError):
         raise result
     return result
@@ -72,17 +72,17 @@ def from_main(compute: Callable[[], T]) -> T:
 
 def any_rank(flag: bool) -> bool:
     """True, on every rank, if `flag` is true on at least one."""
-    return any(flag for (flag,) in gather([flag]))
+    return any(gather(flag))
 
 
 def any_reason(reason: str | None) -> str | None:
     """Return, on every rank, the reason of the first rank that has one; None if none has."""
-    return next((found for (found,) in gather([reason]) if found is not None), None)
+    return next((found for found in gather(reason) if found is not None), None)
 
 
 def barrier() -> None:
     """Block until every rank is here."""
-    gather([None])
+    gather(None)
 
 
 @contextmanager
