@@ -5,16 +5,16 @@ import logging
 import os
 import shutil
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_model, save_model
-from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import Trainer, TrainerCallback, TrainerControl, TrainingArguments
 from trl import GRPOTrainer
 
 from text2sql_grpo.errors import ConfigError, RunError
@@ -140,31 +140,23 @@ class Best:
     step: int
 
 
-class Stateful(Protocol):
-    """State that transformers does not save, such as that of the parts of a step."""
-
-    def state_dict(self) -> dict[str, Any]: ...
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
-
-
 class Checkpoints(TrainerCallback):
     """Callback that saves checkpoints and resumes from one, and logs every step that it saves.
 
     (The metrics of steps that are not logged yet are in no checkpoint.)
 
     Args:
-        stateful: Holder of further state, one on each rank; None for none.
+        trainer: Its `state_dict`, if it has one, is saved too, on each rank.
 
     Attributes:
         partial: Folder for transformers to save into while a checkpoint is written; None otherwise.
         best: Best checkpoint; None before the first one.
     """
 
-    def __init__(self, trainer: Trainer, stateful: Stateful | None = None) -> None:
+    def __init__(self, trainer: Trainer) -> None:
         self.partial: Path | None = None
         self.best: Best | None = None
-        self._trainer, self._stateful = trainer, stateful
+        self._trainer, self._has_state = trainer, hasattr(trainer, "state_dict")
         self._last_step = 0
 
     @contextmanager
@@ -216,9 +208,9 @@ class Checkpoints(TrainerCallback):
             best = read_json(manifest)["best"]
             self.best = Best(**best) if best else None
         more = checkpoint / _state_name(trainer)
-        if self._stateful is not None and more.is_file():
-            self._stateful.load_state_dict(torch.load(more, map_location=trainer.args.device))
-        elif self._stateful is not None:
+        if self._has_state and more.is_file():
+            trainer.load_state_dict(torch.load(more, map_location=trainer.args.device))
+        elif self._has_state:
             logger.warning("the parts of a step start without state: the checkpoint lacks %s", more)
         if _moves_reference(trainer):
             if not (checkpoint / _REFERENCE).is_file():
@@ -226,16 +218,14 @@ class Checkpoints(TrainerCallback):
             load_model(trainer.accelerator.unwrap_model(trainer.ref_model), checkpoint / _REFERENCE)
         remove_left_over(checkpoint, trainer.args)
 
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_step_end(self, args: Any, state: Any, control: TrainerControl, **kwargs: Any) -> None:
         """Log a step that is saved."""
         control.should_log |= control.should_save
 
     def _save_more(self, folder: Path) -> None:
         trainer = self._trainer
-        if self._stateful is not None:
-            torch.save(self._stateful.state_dict(), folder / _state_name(trainer))
+        if self._has_state:
+            torch.save(trainer.state_dict(), folder / _state_name(trainer))
         if _moves_reference(trainer) and trainer.args.should_save:
             save_model(trainer.accelerator.unwrap_model(trainer.ref_model), str(folder / _REFERENCE))
 
