@@ -24,8 +24,6 @@ from text2sql_grpo.reliability.checkpoints import SCHEDULED_METRIC, best_checkpo
 from text2sql_grpo.rewards import Answer
 from text2sql_grpo.run_folder import SCHEDULE, RunLog, read_schedule
 
-Record = Mapping[str, Any]
-
 
 @dataclass(eq=False)
 class EvaluationSchedule(TrainerCallback):
@@ -41,7 +39,7 @@ class EvaluationSchedule(TrainerCallback):
         run_log: Holds the lines, and those of the run that is resumed.
         log: Logs figures as a trainer does, on every rank.
         save_start: Saves a checkpoint of step 0, once it is evaluated.
-        show: Prints a record, as written.
+        console: Where each evaluation is printed; None for nowhere.
     """
 
     answer: Callable[[Sequence[Example]], Sequence[Answer]]
@@ -51,7 +49,7 @@ class EvaluationSchedule(TrainerCallback):
     run_log: RunLog
     log: Callable[[dict[str, float]], None]
     save_start: Callable[[], None] = lambda: None
-    show: Callable[[Record], None] = lambda record: None
+    console: Console | None = None
     _done: dict[int, float] = field(default_factory=dict, init=False)
 
     def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
@@ -81,7 +79,10 @@ class EvaluationSchedule(TrainerCallback):
         should_log = control.should_log  # `log` would mark the step's metrics as logged
         self.log(figures(record))
         control.should_log = should_log
-        self.show(record)
+        if self.console is not None:
+            measured = Accuracy.read(record["accuracy"])
+            facts = f"dev {measured}, looks {record['look_share']:.0%}, {record['seconds']:.0f} s"
+            self.console.print(f"step {record['step']}: {facts}", soft_wrap=True)
         self._done[state.global_step] = record["accuracy"]["accuracy"]
         return self._done[state.global_step]
 
@@ -99,7 +100,7 @@ def _measured(answers: Sequence[Answer]) -> dict[str, Any]:
     return {"accuracy": accuracy(answers).record(), "look_share": round(looked / max(1, len(answers)), 6)}
 
 
-def figures(record: Record) -> dict[str, float]:
+def figures(record: Mapping[str, Any]) -> dict[str, float]:
     """Metrics of a record; trackers show them as `eval/dev/...`."""
     found = {SCHEDULED_METRIC: record["accuracy"]["accuracy"], "eval_dev/look_share": record["look_share"]}
     for name, family in record["by_family"].items():
@@ -126,13 +127,6 @@ def schedule_evaluations(
     """
     if every is None:
         return
-
-    def show(record: Record) -> None:
-        measured = Accuracy.read(record["accuracy"])
-        facts = f"dev {measured}, looks {record['look_share']:.0%}, {record['seconds']:.0f} s"
-        if console is not None:
-            console.print(f"step {record['step']}: {facts}", soft_wrap=True)
-
     trainer.add_callback(
         EvaluationSchedule(
             partial(_answer_now, trainer, answer),
@@ -141,7 +135,7 @@ def schedule_evaluations(
             run_log=RunLog(Path(trainer.args.output_dir)),
             log=partial(Trainer.log, trainer),  # TRL's `log` would clear the metrics of the current step
             save_start=partial(trl_compat.save_checkpoint, trainer) if saves_start else lambda: None,
-            show=show,
+            console=console,
         )
     )
 
