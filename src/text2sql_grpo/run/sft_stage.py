@@ -57,12 +57,10 @@ from text2sql_grpo.sft.sft_trainer import (
 from text2sql_grpo.training.arguments import SQLGRPOConfig
 from text2sql_grpo.training.schedule import schedule_evaluations
 
-INTERRUPTED = 130
-
 
 def sft(
     config: Config, out: Path, arguments: SQLGRPOConfig, *, console: Console, resume: str | None = None
-) -> int:
+) -> Path | None:
     """Fine-tune `model.path` by the section `sft`, whole or with LoRA, and merge it.
 
     Args:
@@ -70,7 +68,7 @@ def sft(
         arguments: Arguments of GRPO, for precision and optimiser.
 
     Returns:
-        The exit code: 0, or 130 after Ctrl-C or SIGTERM, with a checkpoint saved if training had begun.
+        The merged model; None after Ctrl-C or SIGTERM, with a checkpoint saved if training had begun.
 
     Raises:
         RunError: Anything wrong with model, config, data or folder.
@@ -97,12 +95,12 @@ def sft(
         except KeyboardInterrupt:
             command = f"text2sql-grpo sft --out {shlex.quote(str(out))}"
             console.print(f"Stopped. {resume_hint(out, command)}", soft_wrap=True)
-            return INTERRUPTED
+            return None
     merged = save_and_merge(trainer, policy, config, console)
     command = f"text2sql-grpo evaluate --model_path {shlex.quote(str(merged))}"
     console.print(f"Its accuracy: {command}", soft_wrap=True)
     ranks.destroy_group()
-    return 0
+    return merged
 
 
 def started_policy(
