@@ -28,8 +28,7 @@ from text2sql_grpo.reliability.signals import StopOnInterrupt, stop_on_sigterm
 from text2sql_grpo.reporting.progress import TrainingProgress
 from text2sql_grpo.reporting.trackers import PROJECT, Tracking, check_installed, trackers, tracking
 from text2sql_grpo.run.archive import check_folder, find_checkpoint, prepare_folder, resume_hint
-from text2sql_grpo.run.held_out import accuracy_before, held_out_accuracy
-from text2sql_grpo.run.merge_check import check_merge
+from text2sql_grpo.run.held_out import accuracy_before, check_merge, held_out_accuracy
 from text2sql_grpo.run.run_report import report
 from text2sql_grpo.run.sft_stage import save_and_merge, stage_folder, started_policy, train_on
 from text2sql_grpo.run.stage import Run
@@ -331,5 +330,4 @@ def _check_merge(run: Run, policy: LoadedPolicy, merged: Path) -> dict[str, Any]
         dtype=config.model.dtype,
         quantization=config.model.quantization,
     )
-    run.console.print(str(check), soft_wrap=True)
     return {"merge_check": check.record()}
