@@ -64,11 +64,10 @@ def prepare_folder(config: Config, checkpoint: Path | None, console: Console) ->
     to its checkpoint.
     """
     folder = config.run.output_dir
-    is_same_run = checkpoint is not None and checkpoint.resolve().parent == folder.resolve()
     if ranks.is_main():
         try:
             shutil.rmtree(folder / PARTIAL, ignore_errors=True)
-            if checkpoint is not None and is_same_run:
+            if checkpoint is not None and checkpoint.resolve().parent == folder.resolve():
                 step = steps_done(checkpoint)
                 _archive_later_steps(folder, step, console)
                 RunLog(folder).cut_back(step)
