@@ -187,23 +187,19 @@ def _improve(
     with run.stage("evaluation after"):
         after = held_out_accuracy(run, load_policy(str(merged)), "after")
         checked = _check_merge(run, policy, merged)
+    sets_before = before.get("before", {}).get("sets", {})
     if ranks.is_main():
         report(run, policy, merged, before | checked | {"step": step, "ways": ways}, after)
-        tracked.log_evaluation(before.get("before", {}).get("sets", {}), 0)
+        tracked.log_evaluation(sets_before, 0)
         tracked.log_evaluation(after, step)
         files = [run.config.data.train, *run.config.data.test.values()]
         tracked.log_outcome(run.folder, merged, [Path(path) for path in files if Path(path).is_file()], step)
     ranks.barrier()
-    return RunResult(
-        run.folder,
-        merged,
-        _strict_accuracies(before.get("before", {}).get("sets", {})),
-        _strict_accuracies(after),
+    strict = (
+        {name: Accuracy.read(scores["overall"]["strict"]) for name, scores in sets.items()}
+        for sets in (sets_before, after)
     )
-
-
-def _strict_accuracies(sets: Mapping[str, Any]) -> dict[str, Accuracy]:
-    return {name: Accuracy.read(scores["overall"]["strict"]) for name, scores in sets.items()}
+    return RunResult(run.folder, merged, *strict)
 
 
 def _why_unlearned(trainer: SQLGRPOTrainer, folder: Path) -> str | None:
