@@ -6,8 +6,8 @@
 | `TOKEN_CHUNK_SIZE`, `_CHUNKED_LOGPROB_CHUNK_SIZE` | memory of the fused head | arguments of it |
 | `_attn_implementation` (in `rollout.policy`) | the value to restore | a getter |
 | `_can_use_grouped_mm` | an estimate of mixtures of experts | an operation with fake tensors of any dtype |
-| `_get_fsdp_state`, `_fsdp_param_groups`, `_fsdp_param_group` (older torch), `post_forward_mesh_info` | \
-weights that stay whole during rollouts | `unshard()` that outlasts forward passes |
+| `_get_fsdp_state`, `_fsdp_param_groups`, `post_forward_mesh_info` | weights that stay whole in rollouts | \
+`unshard()` that outlasts forward passes |
 
 Methods that trainers override and call by `super()`, in the order in which TRL calls them:
 `_load_optimizer_and_scheduler`, `_compute_loss`, `_get_per_token_logps_and_entropies`, `_save_checkpoint`,
@@ -99,19 +99,13 @@ def whole_weights(model: torch.nn.Module) -> Iterator[None]:
         module.unshard()
     try:
         with ExitStack() as stack:
-            for group in (group for module in modules for group in _weight_groups(module)):
-                stack.enter_context(patched(group, post_forward_mesh_info=None))
+            for module in modules:
+                for group in module._get_fsdp_state()._fsdp_param_groups:
+                    stack.enter_context(patched(group, post_forward_mesh_info=None))
             yield
     finally:
         for module in modules:
             module.reshard()
-
-
-def _weight_groups(module: FSDPModule) -> list[Any]:
-    """Parameter groups of a module; older versions of torch have at most one."""
-    state = vars(module._get_fsdp_state())
-    groups = state.get("_fsdp_param_groups", [state.get("_fsdp_param_group")])
-    return [group for group in groups if group is not None]
 
 
 def causal_lm(trainer: Trainer, model: torch.nn.Module) -> PreTrainedModel:

@@ -11,7 +11,7 @@ from tests.tiny_run import write_config
 from text2sql_grpo.commands import main
 from text2sql_grpo.config import load_config
 from text2sql_grpo.evaluation.bench import Bench
-from text2sql_grpo.run.merge_check import check_merge
+from text2sql_grpo.run.held_out import check_merge
 
 
 @pytest.fixture

@@ -54,13 +54,13 @@ def merge(
             raise ModelError(
                 f"--num_samples compares an adapter with its merged model, but {adapter} holds none"
             )
-        from text2sql_grpo.run.merge_check import check_merge
+        from text2sql_grpo.run.held_out import check_merge
 
         with Bench.open(run) as bench:
             bench.held_out()  # fail before the work if there are none
             report = merge_adapter(adapter, out, base=base, dtype=dtype, quantization=quantization)
             console.print(str(report), soft_wrap=True)
-            check = check_merge(
+            check_merge(
                 adapter,
                 out,
                 bench,
@@ -70,5 +70,4 @@ def merge(
                 dtype=run.model.dtype if report.is_four_bit else "auto",
                 quantization="4bit" if report.is_four_bit else "none",
             )
-            console.print(str(check), soft_wrap=True)
     return 0

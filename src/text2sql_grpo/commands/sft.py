@@ -2,7 +2,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from text2sql_grpo.commands.options import config_with_files, quiet_console, writing_to
+from text2sql_grpo.commands.options import INTERRUPTED, config_with_files, quiet_console, writing_to
 
 
 def sft(
@@ -36,4 +36,5 @@ def sft(
         from text2sql_grpo.run import sft_stage
         from text2sql_grpo.run.pipeline import run_arguments
 
-        return sft_stage.sft(run, out, run_arguments(run), console=console, resume=resume)
+        merged = sft_stage.sft(run, out, run_arguments(run), console=console, resume=resume)
+    return 0 if merged else INTERRUPTED

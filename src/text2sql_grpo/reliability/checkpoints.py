@@ -5,16 +5,16 @@ import logging
 import os
 import shutil
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_model, save_model
-from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import Trainer, TrainerCallback, TrainerControl, TrainingArguments
 from trl import GRPOTrainer
 
 from text2sql_grpo.errors import ConfigError, RunError
@@ -78,8 +78,13 @@ def find_damage(checkpoint: Path) -> str | None:
     return None
 
 
-def find_whole(folder: Path, resume: str | Path | bool) -> Path:
+def find_whole(
+    folder: Path, resume: str | Path | bool, *, show: Callable[[str], None] = logger.warning
+) -> Path:
     """Checkpoint to resume from: a path, or for True and `auto` the newest undamaged one of a folder.
+
+    Args:
+        show: Called with a line for each damaged checkpoint that is skipped.
 
     Raises:
         ConfigError: There is none.
@@ -87,12 +92,19 @@ def find_whole(folder: Path, resume: str | Path | bool) -> Path:
     if not isinstance(resume, bool) and resume != "auto":
         damage = find_damage(Path(resume))
         if damage is not None:
-            raise ConfigError(f"no checkpoint to resume from: {damage} ({resume})")
+            raise ConfigError(
+                "resume_from_checkpoint or --resume names no checkpoint with trainer_state.json and weights: "
+                f"{resume}: {damage}"
+            )
         return Path(resume)
     for checkpoint in reversed(saved_checkpoints(folder)):
-        if find_damage(checkpoint) is None:
+        damage = find_damage(checkpoint)
+        if damage is None:
             return checkpoint
-    raise ConfigError(f"no undamaged checkpoint to resume from in {folder}: start without one")
+        show(f"Skipped a damaged checkpoint: {checkpoint} ({damage})")
+    raise ConfigError(
+        f"no checkpoint to resume from in {folder}: it holds no undamaged checkpoint; start without one"
+    )
 
 
 def best_checkpoint(folder: Path) -> Path | None:
@@ -128,31 +140,23 @@ class Best:
     step: int
 
 
-class Stateful(Protocol):
-    """State that transformers does not save, such as that of the parts of a step."""
-
-    def state_dict(self) -> dict[str, Any]: ...
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
-
-
 class Checkpoints(TrainerCallback):
     """Callback that saves checkpoints and resumes from one, and logs every step that it saves.
 
     (The metrics of steps that are not logged yet are in no checkpoint.)
 
     Args:
-        stateful: Holder of further state, one on each rank; None for none.
+        trainer: Its `state_dict`, if it has one, is saved too, on each rank.
 
     Attributes:
         partial: Folder for transformers to save into while a checkpoint is written; None otherwise.
         best: Best checkpoint; None before the first one.
     """
 
-    def __init__(self, trainer: Trainer, stateful: Stateful | None = None) -> None:
+    def __init__(self, trainer: Trainer) -> None:
         self.partial: Path | None = None
         self.best: Best | None = None
-        self._trainer, self._stateful = trainer, stateful
+        self._trainer, self._has_state = trainer, hasattr(trainer, "state_dict")
         self._last_step = 0
 
     @contextmanager
@@ -204,9 +208,9 @@ class Checkpoints(TrainerCallback):
             best = read_json(manifest)["best"]
             self.best = Best(**best) if best else None
         more = checkpoint / _state_name(trainer)
-        if self._stateful is not None and more.is_file():
-            self._stateful.load_state_dict(torch.load(more, map_location=trainer.args.device))
-        elif self._stateful is not None:
+        if self._has_state and more.is_file():
+            trainer.load_state_dict(torch.load(more, map_location=trainer.args.device))
+        elif self._has_state:
             logger.warning("the parts of a step start without state: the checkpoint lacks %s", more)
         if _moves_reference(trainer):
             if not (checkpoint / _REFERENCE).is_file():
@@ -214,16 +218,14 @@ class Checkpoints(TrainerCallback):
             load_model(trainer.accelerator.unwrap_model(trainer.ref_model), checkpoint / _REFERENCE)
         remove_left_over(checkpoint, trainer.args)
 
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_step_end(self, args: Any, state: Any, control: TrainerControl, **kwargs: Any) -> None:
         """Log a step that is saved."""
         control.should_log |= control.should_save
 
     def _save_more(self, folder: Path) -> None:
         trainer = self._trainer
-        if self._stateful is not None:
-            torch.save(self._stateful.state_dict(), folder / _state_name(trainer))
+        if self._has_state:
+            torch.save(trainer.state_dict(), folder / _state_name(trainer))
         if _moves_reference(trainer) and trainer.args.should_save:
             save_model(trainer.accelerator.unwrap_model(trainer.ref_model), str(folder / _REFERENCE))
 

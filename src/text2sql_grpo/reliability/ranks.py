@@ -1,6 +1,6 @@
 """Collectives between the ranks of one run (`accelerate launch`); no-ops in a single process."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import cache
@@ -33,7 +33,7 @@ def rank() -> int:
 
 def world_size() -> int:
     """Number of ranks; 1 in a single process."""
-    return torch.distributed.get_world_size() if is_distributed() else 1
+    return distributed.get_world_size() if is_distributed() else 1
 
 
 def create_group() -> None:
@@ -42,33 +42,47 @@ def create_group() -> None:
         _long_timeout_group()
 
 
-def gather(values: Sequence[T]) -> list[list[T]]:
-    """Values of each rank, in order of ranks. Blocks until every rank has called it.
+def gather(value: T) -> list[T]:
+    """Value of each rank, in order of ranks. Blocks until every rank has called it.
 
     Raises:
         RunError: Another rank died.
     """
     if not is_distributed():
-        return [list(values)]
+        return [value]
     gathered: list[Any] = [None] * distributed.get_world_size()
     with collective_errors():
-        distributed.all_gather_object(gathered, list(values), group=_long_timeout_group())
+        distributed.all_gather_object(gathered, value, group=_long_timeout_group())
     return gathered
+
+
+def from_main(compute: Callable[[], T]) -> T:
+    """Result of a function that rank 0 alone calls; its result or RunError reaches every rank."""
+    own: Any = None
+    if is_main():
+        try:
+            own = compute()
+        except RunError as error:
+            own = error
+    result: T | RunError = gather(own)[0]
+    if isinstance(result, RunError):
+        raise result
+    return result
 
 
 def any_rank(flag: bool) -> bool:
     """True, on every rank, if `flag` is true on at least one."""
-    return any(flag for (flag,) in gather([flag]))
+    return any(gather(flag))
 
 
 def any_reason(reason: str | None) -> str | None:
     """Return, on every rank, the reason of the first rank that has one; None if none has."""
-    return next((found for (found,) in gather([reason]) if found is not None), None)
+    return next((found for found in gather(reason) if found is not None), None)
 
 
 def barrier() -> None:
     """Block until every rank is here."""
-    gather([None])
+    gather(None)
 
 
 @contextmanager

@@ -17,11 +17,7 @@ _ECHO_S = 3.0  # a launcher forwards Ctrl-C to its processes, which the terminal
 
 def stop_on_sigterm() -> AbstractContextManager[None]:
     """Treat SIGTERM, by which schedulers end a program, as Ctrl-C. No effect outside the main thread."""
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    return _handling(interrupt, signal.SIGTERM)
+    return _handling(signal.default_int_handler, signal.SIGTERM)
 
 
 @contextmanager

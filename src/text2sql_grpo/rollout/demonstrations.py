@@ -97,7 +97,9 @@ def demonstrate(
     query = example.look_sql or example.check_sql
     looks = looks and query is not None and environment.settings.max_turns > 1
     answer = example.gold_sql if looks else example.guess_sql or example.gold_sql
-    first, last = _turns(query or answer, answer, environment.settings.protocol)
+    protocol = environment.settings.protocol
+    first = action_text("run_sql", query or answer, protocol)
+    last = action_text("submit_sql", answer, protocol)
     episode = play(example, [first, last] if looks else [last], environment, chat)
     weights = [weight * flag for flag in episode.completion_mask]
     pairs = zip(chat.turn_ids(first), chat.turn_ids(last), strict=False)
@@ -109,15 +111,11 @@ def demonstrate(
 
 def gold_episode(example: Example, environment: SQLEnvironment, chat: ChatFormat) -> Episode:
     """Play the gold answer of a question, after an exploratory query where the answer needs one."""
-    looks = example.look_sql is not None and environment.settings.max_turns > 1
     protocol = environment.settings.protocol
-    first, last = _turns(example.look_sql or example.gold_sql, example.gold_sql, protocol)
-    return play(example, [first, last] if looks else [last], environment, chat)
-
-
-def _turns(query: str, answer: str, protocol: Protocol) -> tuple[str, str]:
-    """Text of a turn that runs a query, and of one that submits an answer."""
-    return action_text("run_sql", query, protocol), action_text("submit_sql", answer, protocol)
+    turns = [action_text("submit_sql", example.gold_sql, protocol)]
+    if example.look_sql is not None and environment.settings.max_turns > 1:
+        turns.insert(0, action_text("run_sql", example.look_sql, protocol))
+    return play(example, turns, environment, chat)
 
 
 def chat_demonstration(record: dict[str, Any], chat: ChatFormat) -> Demonstration:

@@ -5,7 +5,6 @@ Prefixes that sessions share, such as the schema of a database, stay in the cach
 
 from collections import OrderedDict, deque
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -50,34 +49,22 @@ def serve(inbox: Inbox, policy: SlotPolicy, chat: ChatFormat, budgets: Budgets, 
     Args:
         max_rows: Maximum number of sessions at once; more wait.
     """
-    tools = ThreadPoolExecutor(max_rows, thread_name_prefix="tool")
-    try:
-        with policy.attending():
-            _LiveScheduler(inbox, policy, chat, budgets, tools, max_rows).play()
-    finally:
-        tools.shutdown(cancel_futures=True)
+    with policy.attending():
+        _LiveScheduler(inbox, policy, chat, budgets, max_rows).run()
 
 
 class _LiveScheduler(Scheduler):
     """Scheduler that receives sessions between two forward passes."""
 
     def __init__(
-        self,
-        inbox: Inbox,
-        policy: SlotPolicy,
-        chat: ChatFormat,
-        budgets: Budgets,
-        tools: ThreadPoolExecutor,
-        max_rows: int,
+        self, inbox: Inbox, policy: SlotPolicy, chat: ChatFormat, budgets: Budgets, max_rows: int
     ) -> None:
-        super().__init__(
-            [], policy, chat, budgets, tools, None, max_rows=max_rows, max_tokens=budgets.max_context
-        )
+        super().__init__([], policy, chat, budgets, None, max_rows=max_rows, max_tokens=budgets.max_context)
         self._inbox = inbox
         self._draws = list(range(self._max_rows))  # free rows of uniform numbers
         self._kept: OrderedDict[tuple[int, ...], Family] = OrderedDict()
 
-    def play(self) -> None:
+    def _play(self) -> None:
         """Roll out until the inbox ends and no session is left."""
         while self._receive():
             self._admit()

@@ -13,6 +13,7 @@ from weakref import WeakKeyDictionary
 import psutil
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.utils.rnn import pad_sequence
 from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
 
 from text2sql_grpo.errors import ModelError
@@ -287,13 +288,9 @@ class ModelPolicy:
         return Continuations(replies)
 
     def _continue(self, prompts: list[list[int]], config: GenerationConfig) -> list[list[int]]:
-        width = max(map(len, prompts))
-        ids = torch.full((len(prompts), width), self._pad)
-        attention = torch.zeros_like(ids)
-        for row, prompt in enumerate(prompts):
-            ids[row, width - len(prompt) :] = torch.tensor(prompt)
-            attention[row, width - len(prompt) :] = 1
-        device = self._model.device
+        rows, device = [torch.tensor(prompt) for prompt in prompts], self._model.device
+        ids = pad_sequence(rows, True, self._pad, "left")
+        attention = pad_sequence([torch.ones_like(row) for row in rows], True, 0, "left")
         # Fields not set in `config` would come from the model's: its repetition penalty, its top_k.
         own, self._model.generation_config = self._model.generation_config, GenerationConfig()
         try:
@@ -303,7 +300,7 @@ class ModelPolicy:
                 )
         finally:
             self._model.generation_config = own
-        replies = out[:, width:].tolist()
+        replies = out[:, ids.shape[1] :].tolist()
         ends = (next((i for i, token in enumerate(row) if token in self._eos), len(row)) for row in replies)
         return [row[: end + 1] for row, end in zip(replies, ends, strict=True)]
 

@@ -114,18 +114,13 @@ def play(
 ) -> None:
     """Play started sessions to their end; see `engine.run`."""
     waiting = [session for session in sessions if session.episode.stop_reason is None]
-    if not waiting:
-        return
-    tools = ThreadPoolExecutor(_TOOL_THREADS, thread_name_prefix="tool")
-    try:
+    if waiting:
         with policy.attending():
-            Scheduler(waiting, policy, chat, budgets, tools, on_end).play()
-    finally:
-        tools.shutdown(cancel_futures=True)
+            Scheduler(waiting, policy, chat, budgets, on_end).run()
 
 
 class Scheduler:
-    """Scheduler of rows.
+    """Scheduler of rows, to be made and run inside `SlotPolicy.attending`.
 
     Views of `state`, of shape (rows,), hold by the index of the row: the `session`, the next input token
     (`last`), tokens `left` in the turn, tokens `sampled` in it, tokens `drawn` in the episode, and the number
@@ -138,7 +133,6 @@ class Scheduler:
         policy: SlotPolicy,
         chat: ChatFormat,
         budgets: Budgets,
-        tools: ThreadPoolExecutor,
         on_end: Callable[[Any], None] | None,
         *,
         max_rows: int | None = None,
@@ -151,7 +145,7 @@ class Scheduler:
             max_tokens: Maximum tokens of prompt and episode; None for what the sessions need.
         """
         self._policy, self._chat, self._budgets = policy, chat, budgets
-        self._tools, self._on_end = tools, on_end
+        self._tools, self._on_end = ThreadPoolExecutor(_TOOL_THREADS, thread_name_prefix="tool"), on_end
         longest = max((len(session.episode.prompt_ids) for session in sessions), default=0)
         wanted = max_tokens or longest + budgets.max_episode_tokens
         self._cache = policy.new_cache(max_rows or len(sessions), min(budgets.max_context, wanted))
@@ -171,7 +165,14 @@ class Scheduler:
         self._decoding: torch.Tensor | None = None
         self._num_passes = 0
 
-    def play(self) -> None:
+    def run(self) -> None:
+        """Play all sessions to their end."""
+        try:
+            self._play()
+        finally:
+            self._tools.shutdown(cancel_futures=True)
+
+    def _play(self) -> None:
         while True:
             self._admit()
             self._take_replies()

@@ -5,6 +5,7 @@ import shlex
 import shutil
 import tempfile
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -13,7 +14,7 @@ from text2sql_grpo.config import Config, dump_config, load_config
 from text2sql_grpo.errors import ConfigError, RunError
 from text2sql_grpo.files import PARTIAL, write_text
 from text2sql_grpo.reliability import ranks
-from text2sql_grpo.reliability.checkpoints import checkpoint_step, find_damage, saved_checkpoints, steps_done
+from text2sql_grpo.reliability.checkpoints import checkpoint_step, find_whole, saved_checkpoints, steps_done
 from text2sql_grpo.run_folder import CONFIG, CURVE, ENERGY, METRICS, PAGE, PAGE_DATA, ROLLOUTS, RunLog
 
 _RUN_FILES = (
@@ -47,33 +48,13 @@ def find_checkpoint(config: Config, resume: str | None, console: Console) -> Pat
     """
     if resume is None:
         return None
+    show = partial(console.print, soft_wrap=True)
     # One rank reads gigabytes for all.
-    found = [_find(config.run.output_dir, resume, console)] if ranks.is_main() else []
-    checkpoint = ranks.gather(found)[0][0]
-    if isinstance(checkpoint, str):
-        raise RunError(checkpoint)
+    checkpoint = ranks.from_main(lambda: find_whole(config.run.output_dir, resume, show=show))
     saved = checkpoint.parent / CONFIG
     if saved.is_file() and load_config(saved).model != config.model:
         raise ConfigError(f"{checkpoint} was saved with other settings of the section model ({saved})")
     return checkpoint
-
-
-def _find(folder: Path, resume: str, console: Console) -> Path | str:
-    """Path of the checkpoint, or text of an error."""
-    if resume != "auto":
-        damage = find_damage(Path(resume))
-        if damage is None:
-            return Path(resume)
-        return f"--resume names no checkpoint with trainer_state.json and weights: {resume}: {damage}"
-    n_damaged = 0
-    for checkpoint in reversed(saved_checkpoints(folder)):
-        damage = find_damage(checkpoint)
-        if damage is None:
-            return checkpoint
-        console.print(f"Skipped a damaged checkpoint: {checkpoint} ({damage})", soft_wrap=True)
-        n_damaged += 1
-    damaged = f" ({n_damaged} damaged)" if n_damaged else ""
-    return f"no checkpoint to resume from in {folder}{damaged}: start without --resume"
 
 
 def prepare_folder(config: Config, checkpoint: Path | None, console: Console) -> None:
@@ -83,11 +64,10 @@ def prepare_folder(config: Config, checkpoint: Path | None, console: Console) ->
     to its checkpoint.
     """
     folder = config.run.output_dir
-    is_same_run = checkpoint is not None and checkpoint.resolve().parent == folder.resolve()
     if ranks.is_main():
         try:
             shutil.rmtree(folder / PARTIAL, ignore_errors=True)
-            if checkpoint is not None and is_same_run:
+            if checkpoint is not None and checkpoint.resolve().parent == folder.resolve():
                 step = steps_done(checkpoint)
                 _archive_later_steps(folder, step, console)
                 RunLog(folder).cut_back(step)

@@ -27,11 +27,8 @@ SETS = (
 
 SFT_STEPS, GRPO_STEPS = 40, 6
 """Steps on demonstrations and of GRPO: twenty minutes each on two cores."""
-_CODER, _CODER_GIB, _CODER_MINUTES = (
-    "qwen2.5_coder_0.5b_cpu",
-    15.0,
-    20,
-)  # the slower of two runs (EXPERIMENTS.md)
+_CODER, _CODER_GIB = "qwen2.5_coder_0.5b_cpu", 15.0
+_CODER_MINUTES = 20  # the slower of two runs (EXPERIMENTS.md)
 _CODER_SFT_STEPS, _CODER_GRPO_STEPS = 16, 8
 _SFT_STEP_S, _GRPO_STEP_S, _CORES = 31, 190, 2  # of config/quickstart.yaml on two busy cores with AVX2 alone
 _PROMPT_TOKENS = 600
@@ -83,9 +80,8 @@ def minutes_for(size: Size, cores: int, grpo_steps: int) -> float | None:
     """Estimate of a run's minutes, from those of the quickstart on two cores; None for a GPU."""
     if size.gpu_gib:
         return None
-    if size.example == _CODER:
-        return _CODER_MINUTES * _CORES / max(1, min(cores, 8))
-    return (SFT_STEPS * _SFT_STEP_S + grpo_steps * _GRPO_STEP_S) * _CORES / max(1, min(cores, 8)) / 60
+    minutes = (SFT_STEPS * _SFT_STEP_S + grpo_steps * _GRPO_STEP_S) / 60
+    return (_CODER_MINUTES if size.example == _CODER else minutes) * _CORES / max(1, min(cores, 8))
 
 
 def write_config(

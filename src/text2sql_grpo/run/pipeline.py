@@ -28,8 +28,7 @@ from text2sql_grpo.reliability.signals import StopOnInterrupt, stop_on_sigterm
 from text2sql_grpo.reporting.progress import TrainingProgress
 from text2sql_grpo.reporting.trackers import PROJECT, Tracking, check_installed, trackers, tracking
 from text2sql_grpo.run.archive import check_folder, find_checkpoint, prepare_folder, resume_hint
-from text2sql_grpo.run.held_out import accuracy_before, held_out_accuracy
-from text2sql_grpo.run.merge_check import check_merge
+from text2sql_grpo.run.held_out import accuracy_before, check_merge, held_out_accuracy
 from text2sql_grpo.run.run_report import report
 from text2sql_grpo.run.sft_stage import save_and_merge, stage_folder, started_policy, train_on
 from text2sql_grpo.run.stage import Run
@@ -188,23 +187,19 @@ def _improve(
     with run.stage("evaluation after"):
         after = held_out_accuracy(run, load_policy(str(merged)), "after")
         checked = _check_merge(run, policy, merged)
+    sets_before = before.get("before", {}).get("sets", {})
     if ranks.is_main():
         report(run, policy, merged, before | checked | {"step": step, "ways": ways}, after)
-        tracked.log_evaluation(before.get("before", {}).get("sets", {}), 0)
+        tracked.log_evaluation(sets_before, 0)
         tracked.log_evaluation(after, step)
         files = [run.config.data.train, *run.config.data.test.values()]
         tracked.log_outcome(run.folder, merged, [Path(path) for path in files if Path(path).is_file()], step)
     ranks.barrier()
-    return RunResult(
-        run.folder,
-        merged,
-        _strict_accuracies(before.get("before", {}).get("sets", {})),
-        _strict_accuracies(after),
+    strict = (
+        {name: Accuracy.read(scores["overall"]["strict"]) for name, scores in sets.items()}
+        for sets in (sets_before, after)
     )
-
-
-def _strict_accuracies(sets: Mapping[str, Any]) -> dict[str, Accuracy]:
-    return {name: Accuracy.read(scores["overall"]["strict"]) for name, scores in sets.items()}
+    return RunResult(run.folder, merged, *strict)
 
 
 def _why_unlearned(trainer: SQLGRPOTrainer, folder: Path) -> str | None:
@@ -331,5 +326,4 @@ def _check_merge(run: Run, policy: LoadedPolicy, merged: Path) -> dict[str, Any]
         dtype=config.model.dtype,
         quantization=config.model.quantization,
     )
-    run.console.print(str(check), soft_wrap=True)
     return {"merge_check": check.record()}

@@ -57,12 +57,10 @@ from text2sql_grpo.sft.sft_trainer import (
 from text2sql_grpo.training.arguments import SQLGRPOConfig
 from text2sql_grpo.training.schedule import schedule_evaluations
 
-INTERRUPTED = 130
-
 
 def sft(
     config: Config, out: Path, arguments: SQLGRPOConfig, *, console: Console, resume: str | None = None
-) -> int:
+) -> Path | None:
     """Fine-tune `model.path` by the section `sft`, whole or with LoRA, and merge it.
 
     Args:
@@ -70,7 +68,7 @@ def sft(
         arguments: Arguments of GRPO, for precision and optimiser.
 
     Returns:
-        The exit code: 0, or 130 after Ctrl-C or SIGTERM, with a checkpoint saved if training had begun.
+        The merged model; None after Ctrl-C or SIGTERM, with a checkpoint saved if training had begun.
 
     Raises:
         RunError: Anything wrong with model, config, data or folder.
@@ -97,12 +95,12 @@ def sft(
         except KeyboardInterrupt:
             command = f"text2sql-grpo sft --out {shlex.quote(str(out))}"
             console.print(f"Stopped. {resume_hint(out, command)}", soft_wrap=True)
-            return INTERRUPTED
+            return None
     merged = save_and_merge(trainer, policy, config, console)
     command = f"text2sql-grpo evaluate --model_path {shlex.quote(str(merged))}"
     console.print(f"Its accuracy: {command}", soft_wrap=True)
     ranks.destroy_group()
-    return 0
+    return merged
 
 
 def started_policy(
@@ -208,13 +206,10 @@ def stage_folder(bench: Bench, arguments: SQLGRPOConfig, run: Path | None = None
     Args:
         run: Folder of the run that is resumed; None for the run folder of the config.
     """
-    run = run or bench.config.run.output_dir
-    found = [_stage_folder(bench, arguments, run)] if ranks.is_main() else []
-    folder: Path = ranks.gather(found)[0][0]
-    return folder
+    return ranks.from_main(lambda: _stage_folder(bench, arguments, run))
 
 
-def _stage_folder(bench: Bench, arguments: SQLGRPOConfig, run: Path) -> Path:
+def _stage_folder(bench: Bench, arguments: SQLGRPOConfig, run: Path | None) -> Path:
     config, settings = bench.config, bench.config.sft
     assert settings is not None
     model, databases, servers = Path(config.model.path), bench.environment.databases, _servers(bench)
@@ -228,7 +223,7 @@ def _stage_folder(bench: Bench, arguments: SQLGRPOConfig, run: Path) -> Path:
         "template": arguments.chat_template_kwargs,
         "versions": torch.__version__,
         "databases": databases.names(),
-        "servers": [servers, run.resolve()] if servers else [],
+        "servers": [servers, (run or config.run.output_dir).resolve()] if servers else [],
     }
     files = [file for name in databases.names() for file in databases.files(name)]
     for path in (settings.questions or config.data.train, settings.chats, config.data.quarantine):
@@ -276,8 +271,8 @@ def _copy_adapter(config: Config, adapter: Path, folder: Path) -> None:
 def _run_stage(bench: Bench, folder: Path, arguments: SQLGRPOConfig, console: Console) -> None:
     """Train in a folder next to `folder`, resuming an unfinished stage, and rename it at the end."""
     work = folder.with_suffix(".unfinished")
-    found = [next((path for path in reversed(saved_checkpoints(work)) if find_damage(path) is None), None)]
-    checkpoint = ranks.gather(found if ranks.is_main() else [])[0][0]
+    saved = reversed(saved_checkpoints(work))
+    checkpoint = ranks.from_main(lambda: next((one for one in saved if find_damage(one) is None), None))
     if checkpoint is not None:
         console.print(f"Resuming SFT after step {steps_done(checkpoint)}")
     if ranks.is_main():

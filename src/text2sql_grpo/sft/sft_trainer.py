@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch.nn import functional
-from torch.utils.data import Dataset, SequentialSampler
+from torch.utils.data import Dataset
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer, TrainingArguments
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 from trl.trainer.utils import pad
@@ -62,39 +62,35 @@ class ForwardPass:
 
 def tree_pass(demonstrations: Sequence[Demonstration], device: torch.device) -> ForwardPass:
     """Forward each distinct prefix of the demonstrations once, without padding."""
-    scored = [_scored(one) for one in demonstrations]
+    last_scored = [max(i for i, weight in enumerate(one.weights) if weight) for one in demonstrations]
     tree = TokenTree.of(
-        [np.array(one.ids[: places[-1]]) for one, places in zip(demonstrations, scored, strict=True)]
+        [np.array(one.ids[:last]) for one, last in zip(demonstrations, last_scored, strict=True)]
     )
-    rows = zip(tree.places, scored, strict=True)
-    sources = [int(path[place - 1]) for path, places in rows for place in places]
-    return _forward_pass(TreePass(tree, device), demonstrations, sources, device)
+    return _forward_pass(TreePass(tree, device), tree.places, demonstrations, device)
 
 
 def padded_pass(demonstrations: Sequence[Demonstration], device: torch.device) -> ForwardPass:
     """Pad demonstrations to the longest, for a model that cannot share prefixes."""
     ids = pad([torch.tensor(one.ids) for one in demonstrations])
     mask = pad([torch.ones(len(one.ids), dtype=torch.long) for one in demonstrations])
-    sources = [
-        row * ids.shape[1] + place - 1 for row, one in enumerate(demonstrations) for place in _scored(one)
-    ]
     inputs = {"input_ids": ids.to(device), "attention_mask": mask.to(device)}
-    return _forward_pass(inputs, demonstrations, sources, device)
-
-
-def _scored(demonstration: Demonstration) -> list[int]:
-    return [place for place, weight in enumerate(demonstration.weights) if weight]
+    return _forward_pass(inputs, np.arange(ids.numel()).reshape(ids.shape), demonstrations, device)
 
 
 def _forward_pass(
     inputs: dict[str, Any] | TreePass,
+    indices: Sequence[np.ndarray] | np.ndarray,
     demonstrations: Sequence[Demonstration],
-    sources: list[int],
     device: torch.device,
 ) -> ForwardPass:
-    scored = [(one.ids[place], one.weights[place]) for one in demonstrations for place in _scored(one)]
-    tensors = (torch.tensor(column, device=device) for column in (sources, *zip(*scored, strict=True)))
-    return ForwardPass(inputs, *tensors)
+    """Add the scored tokens to a pass, from the index of each token of each demonstration."""
+    scored = [
+        (int(index[place - 1]), one.ids[place], weight)
+        for one, index in zip(demonstrations, indices, strict=True)
+        for place, weight in enumerate(one.weights)
+        if weight
+    ]
+    return ForwardPass(inputs, *(torch.tensor(column, device=device) for column in zip(*scored, strict=True)))
 
 
 def split(
@@ -240,12 +236,8 @@ class SFTStageTrainer(Trainer):
             self._check(model, inputs)
         limit = sys.maxsize if self.is_deepspeed_enabled else self._max_tokens  # it steps at each backward
         parts = split(inputs, limit, shares_prefixes=self.obstacle is None)
-        facts = (
-            len(parts),
-            sum(sum(one.weights) for one in inputs),
-            sum(len(one.ids) for one in inputs),
-        )
-        counts, weights, tokens = zip(*(row for rows in gather([facts]) for row in rows), strict=True)
+        facts = len(parts), sum(sum(one.weights) for one in inputs), sum(len(one.ids) for one in inputs)
+        counts, weights, tokens = zip(*gather(facts), strict=True)
         scale = len(counts) / sum(weights)  # gradients are averaged over ranks
         # The same number of passes on each rank, since each pass gathers sharded weights.
         scales = [scale] * len(parts) + [0.0] * (max(counts) - len(parts))
@@ -296,9 +288,6 @@ class SFTStageTrainer(Trainer):
         """Log also the number of tokens trained on so far."""
         super().log(logs | {"tokens": self.state.num_input_tokens_seen}, *args, **kwargs)
 
-    def _get_train_sampler(self, *args: Any, **kwargs: Any) -> Any:
-        return SequentialSampler(self.train_dataset)
-
     def _get_output_dir(self, trial: Any) -> str:
         return str(self._checkpoints.partial or super()._get_output_dir(trial))
 
@@ -330,6 +319,7 @@ def stage_arguments(
         logging_steps=1,
         seed=grpo.seed,
         report_to="none",
+        train_sampling_strategy="sequential",
         remove_unused_columns=False,
         disable_tqdm=True,
         dataloader_num_workers=0,

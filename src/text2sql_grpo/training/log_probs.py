@@ -27,7 +27,7 @@ def other_log_probs(trainer: "RolloutGRPOTrainer", batch: Batch, inputs: Inputs)
     """
     found, args = dict[str, torch.Tensor](), trainer.args
     corrects = trainer.use_vllm and trainer.vllm_importance_sampling_correction
-    lifetime = args.steps_per_generation * trainer.num_iterations
+    lifetime = args.steps_per_generation * trainer.num_iterations  # micro-batches of a generation batch
 
     def log_probs(model: torch.nn.Module, role: str) -> torch.Tensor:
         size = args.per_device_train_batch_size
@@ -59,9 +59,10 @@ def other_log_probs(trainer: "RolloutGRPOTrainer", batch: Batch, inputs: Inputs)
             figures = {
                 "sampling_logp_difference/mean": apart.mean(),
                 "sampling_logp_difference/max": apart.max(),
+                "importance_sampling_ratio/min": ratios.min(),
+                "importance_sampling_ratio/mean": ratios.mean(),
+                "importance_sampling_ratio/max": ratios.max(),
             }
-            for name in ("min", "mean", "max"):
-                figures[f"importance_sampling_ratio/{name}"] = getattr(ratios, name)()
             trainer.collect({f"sampling/{name}": float(value) for name, value in figures.items()})
     return found
 

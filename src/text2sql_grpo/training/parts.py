@@ -142,9 +142,7 @@ class Batch:
             "completion_ids": padded(completions, pad_token_id, "right"),
             "completion_mask": padded([[1] * len(row) for row in completions], 0, "right"),
             "tool_mask": padded(masks, 0, "right"),
-            "num_items_in_batch": torch.tensor(
-                sum(count for (count,) in gather([sum(map(sum, masks))])), device=device
-            ),
+            "num_items_in_batch": torch.tensor(sum(gather(sum(map(sum, masks)))), device=device),
         }
 
     def log_probs(self, like: torch.Tensor) -> torch.Tensor | None:

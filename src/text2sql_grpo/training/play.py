@@ -146,7 +146,7 @@ class VLLMPolicy:
         """Continue prompts; None if no rank has one left."""
         own = most = len(prompts)
         if self._is_collective:
-            wanted = [facts for (facts,) in gather([(own, max_new_tokens)])]
+            wanted = gather((own, max_new_tokens))
             most, max_new_tokens = (max(column) for column in zip(*wanted, strict=True))
         if most == 0:
             return None

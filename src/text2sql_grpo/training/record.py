@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerCallback
 
 from text2sql_grpo.environment.episode import CURES, CUT
 from text2sql_grpo.reliability.ranks import gather, is_main
@@ -158,15 +158,11 @@ class StepTimes(TrainerCallback):
         self._log = log
         self.stages = Stages(rest="update")
 
-    def on_step_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_step_begin(self, *_: Any, **kwargs: Any) -> None:
         """Begin to measure."""
         self.stages.restart()
 
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_step_end(self, *_: Any, **kwargs: Any) -> None:
         """Log the times of the step."""
         seconds = self.stages.seconds()
         self._log({f"time/{name}": seconds.get(name, 0.0) for name in STAGES})

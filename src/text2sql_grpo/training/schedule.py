@@ -21,11 +21,8 @@ from text2sql_grpo.models.loaded_policy import LoadedPolicy
 from text2sql_grpo.reliability import ranks
 from text2sql_grpo.reliability.alerts import Alerts
 from text2sql_grpo.reliability.checkpoints import SCHEDULED_METRIC, best_checkpoint, checkpoint_step
-from text2sql_grpo.reliability.ranks import gather
 from text2sql_grpo.rewards import Answer
 from text2sql_grpo.run_folder import SCHEDULE, RunLog, read_schedule
-
-Record = Mapping[str, Any]
 
 
 @dataclass(eq=False)
@@ -42,7 +39,7 @@ class EvaluationSchedule(TrainerCallback):
         run_log: Holds the lines, and those of the run that is resumed.
         log: Logs figures as a trainer does, on every rank.
         save_start: Saves a checkpoint of step 0, once it is evaluated.
-        show: Prints a record, as written.
+        console: Where each evaluation is printed; None for nowhere.
     """
 
     answer: Callable[[Sequence[Example]], Sequence[Answer]]
@@ -52,15 +49,13 @@ class EvaluationSchedule(TrainerCallback):
     run_log: RunLog
     log: Callable[[dict[str, float]], None]
     save_start: Callable[[], None] = lambda: None
-    show: Callable[[Record], None] = lambda record: None
+    console: Console | None = None
     _done: dict[int, float] = field(default_factory=dict, init=False)
 
     def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Read earlier evaluations from rank 0's folder; evaluate step 0."""
-        known = [
-            (record["step"], record["accuracy"]["accuracy"]) for record in read_schedule(self.run_log.folder)
-        ]
-        self._done = dict(gather(known)[0])
+        known = ranks.from_main(lambda: read_schedule(self.run_log.folder))
+        self._done = {record["step"]: record["accuracy"]["accuracy"] for record in known}
         if state.global_step == 0 and 0 not in self._done:
             self._evaluate(state, control)
             self.save_start()
@@ -84,7 +79,10 @@ class EvaluationSchedule(TrainerCallback):
         should_log = control.should_log  # `log` would mark the step's metrics as logged
         self.log(figures(record))
         control.should_log = should_log
-        self.show(record)
+        if self.console is not None:
+            measured = Accuracy.read(record["accuracy"])
+            facts = f"dev {measured}, looks {record['look_share']:.0%}, {record['seconds']:.0f} s"
+            self.console.print(f"step {record['step']}: {facts}", soft_wrap=True)
         self._done[state.global_step] = record["accuracy"]["accuracy"]
         return self._done[state.global_step]
 
@@ -102,7 +100,7 @@ def _measured(answers: Sequence[Answer]) -> dict[str, Any]:
     return {"accuracy": accuracy(answers).record(), "look_share": round(looked / max(1, len(answers)), 6)}
 
 
-def figures(record: Record) -> dict[str, float]:
+def figures(record: Mapping[str, Any]) -> dict[str, float]:
     """Metrics of a record; trackers show them as `eval/dev/...`."""
     found = {SCHEDULED_METRIC: record["accuracy"]["accuracy"], "eval_dev/look_share": record["look_share"]}
     for name, family in record["by_family"].items():
@@ -129,13 +127,6 @@ def schedule_evaluations(
     """
     if every is None:
         return
-
-    def show(record: Record) -> None:
-        measured = Accuracy.read(record["accuracy"])
-        facts = f"dev {measured}, looks {record['look_share']:.0%}, {record['seconds']:.0f} s"
-        if console is not None:
-            console.print(f"step {record['step']}: {facts}", soft_wrap=True)
-
     trainer.add_callback(
         EvaluationSchedule(
             partial(_answer_now, trainer, answer),
@@ -144,7 +135,7 @@ def schedule_evaluations(
             run_log=RunLog(Path(trainer.args.output_dir)),
             log=partial(Trainer.log, trainer),  # TRL's `log` would clear the metrics of the current step
             save_start=partial(trl_compat.save_checkpoint, trainer) if saves_start else lambda: None,
-            show=show,
+            console=console,
         )
     )
 
@@ -156,7 +147,7 @@ def _answer_now(
     model = trainer.model
     devices = [model.device.index] if model.device.type == "cuda" else []
     was_training = model.training
-    rank, world_size = ranks.rank(), len(ranks.gather([None]))
+    rank, world_size = ranks.rank(), ranks.world_size()
     try:
         with ExitStack() as stack:
             for callback in trainer.callback_handler.callbacks:

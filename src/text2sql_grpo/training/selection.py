@@ -1,6 +1,6 @@
 """Selection of the questions of a step: shuffled epochs, and fixed shares of families (docs/selection.md)."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -28,16 +28,15 @@ def open_select(
         shuffle: True for random epochs; False for the order of the questions.
 
     Raises:
-        DataError: See `by_family`.
+        DataError: No question is of a named family, or the shares leave a rest but no question does.
     """
     generator = torch.Generator().manual_seed(seed)
-
-    def over(questions: Sequence[int]) -> Select:
-        return Shuffled(questions, generator=generator, shuffle=shuffle)
-
     if not settings.strata:
-        return over(range(len(examples)))
-    return Strata(by_family([example.family for example in examples], settings.strata), over)
+        return Shuffled(range(len(examples)), generator=generator, shuffle=shuffle)
+    strata = _by_family([example.family for example in examples], settings.strata)
+    return Strata(
+        [(Shuffled(numbers, generator=generator, shuffle=shuffle), share) for numbers, share in strata]
+    )
 
 
 class Shuffled(Select):
@@ -88,18 +87,15 @@ class Strata(Select):
     """Selection with a fixed share of each stratum, as exact as whole groups allow, over all batches.
 
     Args:
-        shares: Questions of each stratum and its share of all draws, in (0, 1]; they add up to 1.
-        over: Makes the selection within a stratum.
+        strata: Selection within each stratum, and its share of all draws, in (0, 1]; they add up to 1.
     """
 
     keeps_order = True
 
-    def __init__(
-        self, shares: Sequence[tuple[Sequence[int], float]], over: Callable[[Sequence[int]], Select]
-    ) -> None:
-        self._shares = [share for _, share in shares]
-        self._strata = [over(questions) for questions, _ in shares]
-        self._debts = [0.0] * len(shares)  # draws by which a stratum lags behind its share
+    def __init__(self, strata: Sequence[tuple[Select, float]]) -> None:
+        self._strata = [select for select, _ in strata]
+        self._shares = [share for _, share in strata]
+        self._debts = [0.0] * len(strata)  # draws by which a stratum lags behind its share
 
     def draw(self, count: int) -> list[int]:
         places = [self._next_stratum() for _ in range(count)]
@@ -122,16 +118,8 @@ class Strata(Select):
         self._debts = list(state["debts"])
 
 
-def by_family(families: Sequence[str], shares: Mapping[str, float]) -> list[tuple[list[int], float]]:
-    """Make one stratum of each named family, and one with the rest of the share of all other questions.
-
-    Args:
-        families: Family of each question.
-        shares: Share of each named family, in (0, 1]; their sum is at most 1.
-
-    Raises:
-        DataError: No question is of a named family, or the shares leave a rest but no question does.
-    """
+def _by_family(families: Sequence[str], shares: Mapping[str, float]) -> list[tuple[list[int], float]]:
+    """Make one stratum of each named family, and one with the rest of the share of all other questions."""
     numbers: dict[str | None, list[int]] = {name: [] for name in sorted(shares)}
     for number, family in enumerate(families):
         numbers.setdefault(family if family in shares else None, []).append(number)

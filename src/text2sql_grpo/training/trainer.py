@@ -98,7 +98,7 @@ class RolloutGRPOTrainer(GRPOTrainer):
         self._times = StepTimes(self.collect)
         self.rollouts = Rollouts(self, play, rollout or RolloutConfig(), stages=self._times.stages)
         self.update = TokenTreeUpdate(self, is_wanted=args.shared_prefix, keeps_order=self.select.keeps_order)
-        self._checkpoints = Checkpoints(self, self)
+        self._checkpoints = Checkpoints(self)
         for callback in (self._checkpoints, BadSteps(self, self.collect), self._times):
             self.add_callback(callback)
         self._collected: dict[str, list[float]] = defaultdict(list)
