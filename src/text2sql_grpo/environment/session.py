@@ -24,6 +24,7 @@ from text2sql_grpo.environment.tools import ExecutorBackend, ToolBackend
 from text2sql_grpo.errors import DataError
 from text2sql_grpo.sql import Limits, SQLExecutor
 from text2sql_grpo.sql.address import parse_address
+from text2sql_grpo.sql.names import listed
 from text2sql_grpo.sql.personal import PERSONAL
 from text2sql_grpo.sql.schema import (
     Schema,
@@ -233,13 +234,12 @@ class SQLEnvironment:
             found = hide(schema, self._patterns)
             functions_sql = parse_address(address).engine.functions_sql
             if found.columns and functions_sql:
-                listed = self.executor.execute(address, functions_sql, limits=Limits(timeout_s=60.0))
-                if not listed.is_ok or listed.is_truncated:
-                    raise DataError(f"cannot list the functions of {database}, for data.hide: {listed.error}")
-                found = hide(schema, self._patterns, functions=[str(name) for (name,) in listed.rows])
+                called = self.executor.execute(address, functions_sql, limits=Limits(timeout_s=60.0))
+                if not called.is_ok or called.is_truncated:
+                    raise DataError(f"cannot list the functions of {database}, for data.hide: {called.error}")
+                found = hide(schema, self._patterns, functions=[str(name) for (name,) in called.rows])
             if names := found.names():
-                more = f" and {len(names) - MAX_HIDDEN_SHOWN} more" if len(names) > MAX_HIDDEN_SHOWN else ""
-                shown = ", ".join(names[:MAX_HIDDEN_SHOWN]) + more
+                shown = listed(names, MAX_HIDDEN_SHOWN)
                 _logger.warning(
                     "hidden from the model in %s: %s (data.hide; [] hides nothing)", database, shown
                 )
