@@ -32,8 +32,8 @@ class TaskSession:
         chat: ChatFormat,
         loop: asyncio.AbstractEventLoop,
         *,
-        toolsets: Sequence[vf.Toolset] = (),
-        model: str = "policy",
+        toolsets: Sequence[vf.Toolset],
+        model: str,
     ) -> None:
         self.episode = Rollout()
         self._taskset, self._task, self._chat, self._loop = taskset, task, chat, loop
@@ -82,11 +82,9 @@ class TaskSession:
             RunError: It has several branches, or none: its tokens are not those of the engine.
         """
         if not self._rollout.done():
-            turns: list[Turn | None] = [None]
             if 1 in self.episode.completion_mask[self._num_passed :]:
-                turns.insert(0, self._turn(self._chat.text(self._unseen()[1]), is_cut=True))
-            for turn in turns:
-                self._pass_on(turn)
+                self._pass_on(self._turn(self._chat.text(self._unseen()[1]), is_cut=True))
+            self._pass_on(None)
         self._rollout.result()
         trace = self._agent.trace
         if trace is None:
@@ -160,8 +158,6 @@ def _check_branch(trace: vf.Trace, episode: Rollout) -> None:
     if len(branches) != 1:
         raise RunError(f"a rollout must have one branch, got {len(branches)} (trace {trace.id})")
     (branch,) = branches
-    tokens = episode.prompt_ids + episode.completion_ids
-    if branch.token_ids != tokens or branch.sampled_mask[-len(episode.completion_mask) :] != [
-        bool(flag) for flag in episode.completion_mask
-    ]:
+    tokens, mask = episode.prompt_ids + episode.completion_ids, episode.completion_mask
+    if branch.token_ids != tokens or branch.sampled_mask[-len(mask) :] != mask:
         raise RunError(f"the tokens of trace {trace.id} are not the tokens of the engine")
