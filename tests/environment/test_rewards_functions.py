@@ -10,8 +10,14 @@ from text2sql_grpo.data.example import Example
 from text2sql_grpo.environment.episode import Action, ActionKind, Episode
 from text2sql_grpo.grading import Verdict
 from text2sql_grpo.rewards import FLAGS, REWARD_FUNCTIONS, Results, episode_flags
-from text2sql_grpo.rewards.partial import cell_precision, cell_recall, tuple_cardinality
-from text2sql_grpo.rewards.query_text import ngram_similarity, schema_items, schema_similarity
+from text2sql_grpo.rewards.similarity import (
+    cell_precision,
+    cell_recall,
+    ngram_similarity,
+    schema_items,
+    schema_similarity,
+    tuple_cardinality,
+)
 from text2sql_grpo.sql import ExecutionOutcome, SQLExecutor
 
 RIGHT = Verdict(official=True, strict=True, reason="equal", executes=True)

@@ -40,7 +40,7 @@ def mcp(
         config: YAML whose environment sets the limits; default: the defaults.
     """
     from text2sql_grpo.integrations.mcp.audit_log import AuditLog
-    from text2sql_grpo.integrations.mcp.server import http_server, listen, make_server, url_of
+    from text2sql_grpo.integrations.mcp.server import make_server, open_http
 
     environment = EnvironmentSettings()
     if config is not None:
@@ -65,7 +65,7 @@ def mcp(
         if transport == "stdio":
             server.run("stdio")
             return 0
-        listener = listen(host, port, token=token)
-        print(f"serving {url_of(listener)}\naudit log: {log.path}", file=sys.stderr, flush=True)
-        http_server(server, host, allowed_hosts=allowed_host or ()).run(sockets=[listener])
+        web, listener, url = open_http(server, host, port, token=token, allowed_hosts=allowed_host or ())
+        print(f"serving {url}\naudit log: {log.path}", file=sys.stderr, flush=True)
+        web.run(sockets=[listener])
     return 0

@@ -12,6 +12,7 @@ from text2sql_grpo.data.row_files import ROW_FILES, build_from_rows
 from text2sql_grpo.errors import DataError
 from text2sql_grpo.files import draft
 from text2sql_grpo.sql.address import DUCKDB_FILES, Database, parse_address
+from text2sql_grpo.sql.names import listed
 
 CACHE_VARIABLE = "TEXT2SQL_GRPO_CACHE"
 MAX_NAMES_SHOWN = 20
@@ -82,10 +83,8 @@ class Databases:
         """
         source = self._sources.get(name)
         if source is None:
-            names = self.names()
-            shown = ", ".join(names[:MAX_NAMES_SHOWN]) or f"none; give {WHAT_IS_READ}"
-            more = f" and {len(names) - MAX_NAMES_SHOWN} more" if len(names) > MAX_NAMES_SHOWN else ""
-            raise DataError(f"unknown database {name!r} (in {self.shown}); known: {shown}{more}")
+            known = listed(self.names(), MAX_NAMES_SHOWN) or f"none; give {WHAT_IS_READ}"
+            raise DataError(f"unknown database {name!r} (in {self.shown}); known: {known}")
         return source
 
     def address(self, name: str) -> Database:
@@ -145,7 +144,7 @@ def open_address(where: Database) -> tuple[str, Database]:
     databases = Databases(where)
     names = databases.names()
     if len(names) != 1:
-        shown = ", ".join(names[:MAX_NAMES_SHOWN]) or "none"
+        shown = listed(names, MAX_NAMES_SHOWN) or "none"
         raise DataError(f"one database is needed, got {shown} ({databases.shown}): give {WHAT_IS_READ}")
     return names[0], databases.address(names[0])
 
@@ -198,13 +197,15 @@ def _kind(path: Path) -> str:
 
 
 def _in_folder(folder: Path) -> dict[str, Database]:
+    """Databases of a folder by name; of several with one name, the first of the order in `Databases`."""
+    sqlite = [f"{where}*{suffix}" for where in ("", "*/") for suffix in SQLITE_FILES]
+    duckdb = [f"{where}*{suffix}" for where in ("", "*/") for suffix in DUCKDB_FILES]
     found: dict[str, Database] = {}
-    for suffixes in (SQLITE_FILES, DUCKDB_FILES, (".sql",)):
-        for where in ("", "*/") if suffixes != (".sql",) else ("",):
-            for path in (path for suffix in suffixes for path in folder.glob(f"{where}*{suffix}")):
-                is_own_folder = path.parent == folder or path.parent.name == path.stem
-                if is_own_folder and path.is_file() and not path.name.startswith("."):
-                    found.setdefault(path.stem, path)
+    for pattern in (*sqlite, *duckdb, "*.sql"):
+        for path in folder.glob(pattern):
+            is_own_folder = path.parent == folder or path.parent.name == path.stem
+            if is_own_folder and path.is_file() and not path.name.startswith("."):
+                found.setdefault(path.stem, path)
     return found
 
 
@@ -245,23 +246,18 @@ def _build(source: Path) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with draft(target) as scratch:
-            scratch.touch()
-            _run_script(script, scratch, source)
+            scratch.touch()  # fails like other files, not as a database
+            with closing(sqlite3.connect(scratch)) as connection:
+                connection.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)  # the text may touch no other file
+                connection.execute("PRAGMA synchronous = OFF")
+                connection.executescript(script)
+                connection.commit()
+            if scratch.stat().st_size == 0:
+                raise DataError(f"the SQL text builds no database: no CREATE TABLE (at {source})")
     except OSError as error:
         raise DataError(
             f"cannot write the cache folder: {error} (at {folder}; set {CACHE_VARIABLE})"
         ) from error
-    return target
-
-
-def _run_script(script: str, target: Path, source: Path) -> None:
-    try:
-        with closing(sqlite3.connect(target)) as connection:
-            connection.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)  # the text may touch no other file
-            connection.execute("PRAGMA synchronous = OFF")
-            connection.executescript(script)
-            connection.commit()
     except (sqlite3.Error, ValueError) as error:  # ValueError: a NUL character
         raise DataError(f"the SQL text builds no database: {error} (at {source})") from error
-    if target.stat().st_size == 0:
-        raise DataError(f"the SQL text builds no database: no CREATE TABLE (at {source})")
+    return target

@@ -71,7 +71,8 @@ def load_examples(
         raise DataError(f"every question is in quarantine (at {where})")
     for question in questions:
         database_address(question, databases)
-        refuse_hidden(question, refusal)
+        if refusal:
+            refuse_hidden(question, refusal)
     if not check_gold:
         return [question.example for question in questions]
     large: dict[str, None] | None = {} if leaves_out_large else None
@@ -137,16 +138,15 @@ def _place_named(find: Callable[[str], Database], question: Question) -> Databas
         raise DataError(f"{error}, for the question at {question.place}") from error
 
 
-def refuse_hidden(question: Question, refusal: Callable[[str, str], str] | None) -> None:
-    """Refuse a question with a query that reads a hidden table or column.
+def refuse_hidden(question: Question, refusal: Callable[[str, str], str]) -> None:
+    """Refuse a question with a query that reads a hidden table or column; see `load_examples`.
 
     Raises:
         DataError: It does; names the question's place and `data.hide`.
     """
     one = question.example
-    queries = (one.gold_sql, *one.other_golds, one.look_sql, one.guess_sql, one.check_sql)
-    for sql in filter(None, queries if refusal else ()):
-        if refusal and (reason := refusal(one.database, sql)):
+    for sql in (one.gold_sql, *one.other_golds, one.look_sql, one.guess_sql, one.check_sql):
+        if sql and (reason := refusal(one.database, sql)):
             raise DataError(
                 f"a query of {one.id} reads what data.hide hides from the model: {reason}: leave the question"
                 f" out, or the name out of data.hide ([] hides nothing): {sql} (at {question.place})"

@@ -145,7 +145,7 @@ def _judged(line: str) -> tuple[str, ...] | None:
     return tuple(str(row.get(name)) for name in ("database", "question", "sql"))
 
 
-def read_line(line: str, path: Path, number: int, *, database: str | None = None) -> Question:
+def read_line(line: bytes, path: Path, number: int, *, database: str | None = None) -> Question:
     """Parse one line of a JSONL file.
 
     Args:
@@ -156,7 +156,11 @@ def read_line(line: str, path: Path, number: int, *, database: str | None = None
         DataError: It is no question; names the place.
     """
     place = f"{path}:{number}"
-    return row_question(_json_row(line, place), number, place, origin=path.stem, database=database)
+    try:
+        text = line.rstrip(b"\r\n").decode("utf-8-sig" if number == 1 else "utf-8")
+    except UnicodeDecodeError as error:
+        raise DataError(f"cannot read the questions: {error} (at {place})") from error
+    return row_question(_json_row(text, place), number, place, origin=path.stem, database=database)
 
 
 def _json_row(line: str, place: str) -> Any:
@@ -172,21 +176,19 @@ def _csv_rows(text: str, path: Path) -> _Rows:
         _SEPARATORS, key=lambda sign: sum(map(is_known, next(csv.reader([header], delimiter=sign), ())))
     )
     reader = csv.DictReader(StringIO(text, newline=""), delimiter=separator, strict=True)
-    while True:
-        try:
-            row = next(reader, None)
-        except csv.Error as error:
-            raise DataError(f"cannot read CSV: {error} (at {path}:{reader.line_num})") from error
-        if row is None:
-            return
-        place = f"{path}:{reader.line_num}"
-        if None in row or None in row.values():
-            n_cells = len(reader.fieldnames or ())
-            raise DataError(
-                f"the row must have {n_cells} cells, got more or fewer: quote a cell that holds "
-                f"{separator!r} (at {place})"
-            )
-        yield reader.line_num, place, {name: cell if cell.strip() else None for name, cell in row.items()}
+    try:
+        for row in reader:
+            place = f"{path}:{reader.line_num}"
+            if None in row or None in row.values():
+                n_cells = len(reader.fieldnames or ())
+                raise DataError(
+                    f"the row must have {n_cells} cells, got more or fewer: quote a cell that holds "
+                    f"{separator!r} (at {place})"
+                )
+            cells = {name: cell if cell.strip() else None for name, cell in row.items()}
+            yield reader.line_num, place, cells
+    except csv.Error as error:
+        raise DataError(f"cannot read CSV: {error} (at {path}:{reader.line_num})") from error
 
 
 def _json_list(text: str, path: Path) -> _Rows:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from text2sql_grpo.data.row_values import columns_of_csv
 from text2sql_grpo.errors import DataError, needs_extra
 from text2sql_grpo.files import draft, sha256
-from text2sql_grpo.sql.names import quote_name
+from text2sql_grpo.sql.names import listed, quote_name
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
@@ -101,9 +101,8 @@ def _copy(connection: "DuckDBPyConnection", file: Path, folder: Path) -> None:
         lines = [line for line in str(error).partition("\nLINE ")[0].splitlines() if line.strip()]
         why = _odd_line(read) or " ".join(lines[:3])
         raise DataError(f"cannot read the rows: {why} (at {file})") from error
-    shown = ", ".join(f"{name} {kind}" for name, kind, *_ in columns[:MAX_COLUMNS_SHOWN])
-    more = f" and {len(columns) - MAX_COLUMNS_SHOWN} more" if len(columns) > MAX_COLUMNS_SHOWN else ""
-    _logger.info("%s: table %s (%s%s)", file, file.stem, shown, more)
+    shown = listed([f"{name} {kind}" for name, kind, *_ in columns], MAX_COLUMNS_SHOWN)
+    _logger.info("%s: table %s (%s)", file, file.stem, shown)
 
 
 def _as_utf8(file: Path, folder: Path) -> Path:

@@ -1,6 +1,5 @@
 """Questions in files too large for memory: only line offsets are kept, lines are read on access."""
 
-import codecs
 import glob
 import logging
 import zlib
@@ -9,7 +8,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from hashlib import blake2b
 from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple, overload
+from typing import overload
 
 from text2sql_grpo.data.databases import Databases
 from text2sql_grpo.data.example import Example
@@ -81,24 +80,14 @@ def load_shards(
     examples = ExamplesOnDisk(files, limit=limit, leave_out=leave_out, database=only_name(databases))
     if not examples:
         raise DataError(f"no questions, or all in quarantine (in {files[0]} and {len(files) - 1} more)")
-    for question in examples.questions() if refusal else ():
-        refuse_hidden(question, refusal)
+    for question in examples.questions():
+        database_address(question, databases)
+        if refusal:
+            refuse_hidden(question, refusal)
     if check_gold:
         for _ in checked_golds(examples.questions(), databases, executor):
             pass
-    else:
-        for question in examples.questions():
-            database_address(question, databases)
     return examples
-
-
-class _Line(NamedTuple):
-    """A line that is not blank: index of its file, first byte, number from 1, content."""
-
-    shard: int
-    offset: int
-    number: int
-    content: bytes
 
 
 class ExamplesOnDisk(Sequence[Example]):
@@ -126,21 +115,22 @@ class ExamplesOnDisk(Sequence[Example]):
     ) -> None:
         self._database = database
         self._files = [Path(file) for file in files]
+        # Of each question: index of its file, number of its line, first byte, checksum.
         self._shards, self._numbers, self._offsets = array("H"), array("I"), array("Q")
         self._checksums = array("I")
         digests = array("Q")
         num_left_out = 0
-        for line in _lines(self._files):
+        for shard, number, offset, content in _lines(self._files):
             if len(digests) == limit:
                 break
-            example = self._parsed(line.content, line.shard, line.number)
+            example = self._parsed(content, shard, number)
             if example.id in leave_out:
                 num_left_out += 1
                 continue
-            self._shards.append(line.shard)
-            self._offsets.append(line.offset)
-            self._numbers.append(line.number)
-            self._checksums.append(zlib.crc32(line.content))
+            self._shards.append(shard)
+            self._numbers.append(number)
+            self._offsets.append(offset)
+            self._checksums.append(zlib.crc32(content))
             digest = blake2b(example.id.encode(errors="surrogatepass"), digest_size=8).digest()
             digests.append(int.from_bytes(digest))
         if leave_out:
@@ -180,13 +170,7 @@ class ExamplesOnDisk(Sequence[Example]):
         return f"{self._files[shard]}:{number}"
 
     def _parsed(self, content: bytes, shard: int, number: int) -> Example:
-        place = self._place(shard, number)
-        try:
-            text = content.removeprefix(codecs.BOM_UTF8 if number == 1 else b"").decode("utf-8")
-        except UnicodeDecodeError as error:
-            raise DataError(f"cannot read the questions: {error} (at {place})") from error
-        text = text.rstrip("\r\n")
-        return read_line(text, self._files[shard], number, database=self._database).example
+        return read_line(content, self._files[shard], number, database=self._database).example
 
     def _refuse_repeated_ids(self, digests: Sequence[int]) -> None:
         in_order = sorted(digests)
@@ -199,14 +183,15 @@ class ExamplesOnDisk(Sequence[Example]):
             places[id_] = place
 
 
-def _lines(files: Sequence[Path]) -> Iterator[_Line]:
+def _lines(files: Sequence[Path]) -> Iterator[tuple[int, int, int, bytes]]:
+    """Index of its file, number from 1, first byte and content of each line that is not blank."""
     for shard, path in enumerate(files):
+        offset = 0
         try:
             with path.open("rb") as file:
-                offset = 0
                 for number, content in enumerate(file, start=1):
                     if content.strip():
-                        yield _Line(shard, offset, number, content)
+                        yield shard, number, offset, content
                     offset += len(content)
         except OSError as error:
             raise DataError(f"cannot read the questions: {error} (at {path})") from error

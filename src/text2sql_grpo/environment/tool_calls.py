@@ -14,13 +14,9 @@ def turn_text(thinking: str | None, content: str | None, calls: Iterable[tuple[s
         thinking: Reasoning that the server split off the text.
         calls: Tool calls that the server parsed: names, and arguments as text.
     """
-    return "".join(
-        [
-            f"<think>{thinking}</think>" if thinking else "",
-            content or "",
-            *(call_text(name, _read(arguments)) for name, arguments in calls),
-        ]
-    )
+    thoughts = f"<think>{thinking}</think>" if thinking else ""
+    written = [call_text(name, _read(arguments)) for name, arguments in calls]
+    return "".join([thoughts, content or "", *written])
 
 
 def reply_messages(calls: Iterable[Any] | None, text: str) -> list[dict[str, str]]:

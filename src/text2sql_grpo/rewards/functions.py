@@ -4,9 +4,8 @@ import math
 
 from text2sql_grpo.environment.episode import Episode
 from text2sql_grpo.grading.verdict import Verdict
-from text2sql_grpo.rewards import partial
+from text2sql_grpo.rewards import similarity
 from text2sql_grpo.rewards.function import Results, RewardFunction, reward
-from text2sql_grpo.rewards.query_text import ngram_similarity, schema_similarity
 from text2sql_grpo.sql.address import parse_address
 
 LONG_EPISODE_TOKENS = 2_048
@@ -67,9 +66,8 @@ def schema_linking(episode: Episode, results: Results) -> float:
     """
     if episode.final_sql is None:
         return 0.0
-    return schema_similarity(
-        episode.example.gold_sql, episode.final_sql, parse_address(results.database).dialect
-    )
+    dialect = parse_address(results.database).dialect
+    return similarity.schema_similarity(episode.example.gold_sql, episode.final_sql, dialect)
 
 
 @reward(range=(0, 1), pays_wrong=_LIKE_GOLD)
@@ -77,7 +75,7 @@ def ngrams(episode: Episode) -> float:
     """Jaccard index of the pairs of adjacent words of the submitted query and of the gold, in [0, 1]."""
     if episode.final_sql is None:
         return 0.0
-    return ngram_similarity(episode.example.gold_sql, episode.final_sql)
+    return similarity.ngram_similarity(episode.example.gold_sql, episode.final_sql)
 
 
 @reward(range=(-1, 0))
@@ -118,19 +116,19 @@ def efficiency(verdict: Verdict, results: Results) -> float:
 @reward(range=(0, 1), pays_wrong=_PARTS)
 def cell_precision(results: Results) -> float:
     """Share of predicted cells in the gold's result (QATCH), in [0, 1]; 0 without a result."""
-    return partial.cell_precision(results.gold, results.predicted)
+    return similarity.cell_precision(results.gold, results.predicted)
 
 
 @reward(range=(0, 1), pays_wrong=_PARTS)
 def cell_recall(results: Results) -> float:
     """Share of the gold's cells in the predicted result (QATCH), in [0, 1]; 0 without a result."""
-    return partial.cell_recall(results.gold, results.predicted)
+    return similarity.cell_recall(results.gold, results.predicted)
 
 
 @reward(range=(0, 1), pays_wrong="results with as many rows as the gold")
 def tuple_cardinality(results: Results) -> float:
     """Smaller number of rows over the larger one (QATCH), in [0, 1]; 0 without a result."""
-    return partial.tuple_cardinality(results.gold, results.predicted)
+    return similarity.tuple_cardinality(results.gold, results.predicted)
 
 
 @reward(range=(-1, 1), pays_wrong=_COINCIDENCE)

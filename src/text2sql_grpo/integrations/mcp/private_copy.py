@@ -1,6 +1,5 @@
 """Private copies of databases for tool servers, and a watch over the originals."""
 
-import hashlib
 import os
 import shutil
 import tempfile
@@ -8,9 +7,7 @@ from pathlib import Path
 
 from text2sql_grpo.errors import DataError
 from text2sql_grpo.files import sha256
-
-_EMPTY = hashlib.sha256().hexdigest()
-_State = tuple[tuple[int, int, int] | None, ...]
+from text2sql_grpo.sql.sqlite_file import fingerprint_of
 
 
 class PrivateCopy:
@@ -24,19 +21,22 @@ class PrivateCopy:
         self._folder = tempfile.TemporaryDirectory(prefix="text2sql-grpo-mcp-", ignore_cleanup_errors=True)
         self.path = Path(self._folder.name) / database.name
         try:
-            for source, target in zip(_files(database), _files(self.path), strict=True):
-                if source.exists():
-                    shutil.copyfile(source, target)
-                    os.utime(target, (0, 0))  # so that any later write shows
+            for source in _files(database):
+                target = self.path.with_name(source.name)
+                shutil.copyfile(source, target)
+                os.utime(target, (0, 0))  # so that any later write shows
             self.path.chmod(0o444)
         except OSError:
             self.remove()
             raise
-        self._state = _state(self.path)
+        self._times = _times(self.path)
 
     def is_changed(self) -> bool:
         """True if the server wrote to it, which its owner's rights may allow."""
-        return _state(self.path) != self._state
+        try:
+            return _times(self.path) != self._times
+        except DataError:  # it is gone
+            return True
 
     def remove(self) -> None:
         """Delete it."""
@@ -47,7 +47,7 @@ class Originals:
     """Watch over databases that no tool may change."""
 
     def __init__(self) -> None:
-        self._known: dict[Path, tuple[_State, list[str]]] = {}
+        self._known: dict[Path, tuple[object, list[str]]] = {}
 
     def check(self, database: Path, *, by_hash: bool = False) -> None:
         """Compare a database with its content when it was first checked.
@@ -58,18 +58,18 @@ class Originals:
         Raises:
             DataError: It has changed, or it is gone.
         """
-        state = _state(database)
+        times = _times(database)
         if database not in self._known:
-            self._known[database] = state, _digests(database)
+            self._known[database] = times, _digests(database)
         known, digests = self._known[database]
-        if state == known and not by_hash:
+        if times == known and not by_hash:
             return
         if _digests(database) != digests:
             raise DataError(
                 f"the database {database} changed while an MCP server's tools were in use: restore it, and"
                 " let the server open {database} alone, which is a private copy"
             )
-        self._known[database] = state, digests
+        self._known[database] = times, digests
 
     def check_all(self) -> None:
         """Check every known database by its hash.
@@ -81,28 +81,19 @@ class Originals:
             self.check(database, by_hash=True)
 
 
-def _files(database: Path) -> tuple[Path, Path]:
+def _files(database: Path) -> list[Path]:
     """The file, and what SQLite has not yet written back into it."""
-    return database, database.with_name(f"{database.name}-wal")
+    log = database.with_name(f"{database.name}-wal")
+    return [database, log] if log.exists() and log.stat().st_size else [database]
 
 
-def _state(database: Path) -> _State:
-    """Times and sizes; None for a file that is missing or, where that means the same, empty."""
-    found: list[tuple[int, int, int] | None] = []
-    for path in _files(database):
-        try:
-            stat = path.stat()
-        except FileNotFoundError:
-            found.append(None)
-            continue
-        is_empty_wal = path != database and stat.st_size == 0
-        found.append(None if is_empty_wal else (stat.st_size, stat.st_mtime_ns, stat.st_ino))
-    return tuple(found)
+def _times(database: Path) -> object:
+    """Fingerprint of the files without its last field, which tells how old they are."""
+    return fingerprint_of(str(database), logs=["-wal"])[:-1]
 
 
 def _digests(database: Path) -> list[str]:
-    """Hashes of the files; a missing file of recent writes counts as an empty one."""
     try:
-        return [sha256(path) if path == database or path.exists() else _EMPTY for path in _files(database)]
+        return [sha256(path) for path in _files(database)]
     except OSError as error:
         raise DataError(f"cannot read a database that an MCP server's tools were used on: {error}") from error

@@ -146,49 +146,30 @@ def make_server(
     return server
 
 
-def listen(host: str, port: int, *, token: str | None) -> socket.socket:
-    """Open the listening socket of an HTTP server, whose requests must carry `token` unless it is None.
+def open_http(
+    server: MCPServer, host: str, port: int, *, token: str | None, allowed_hosts: Sequence[str] = ()
+) -> tuple[uvicorn.Server, socket.socket, str]:
+    """Server of streamable HTTP, the listening socket for its `run`, and its URL.
+
+    A local host is served under local names only, so that no web page can reach it by another name (DNS
+    rebinding).
+
+    Args:
+        token: The token of `make_server`.
+        allowed_hosts: Further names under which it is served, such as that of a proxy, with or without port.
 
     Raises:
         ConfigError: Other machines could reach it and there is no token, or the address is not free.
     """
-    if token is None and not _is_local(host):
+    is_local = _is_local(host)
+    if token is None and not is_local:
         raise ConfigError(
             f"a server that other machines can reach needs a token (--host {host}): "
             "without one, its port gives access to the database; add --token, or take --host 127.0.0.1"
         )
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # asyncio sends small answers at once only if the protocol is named.
-    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, port))
-        listener.listen()
-    except OSError as error:
-        listener.close()
-        raise ConfigError(f"cannot listen: {error} (at {host}:{port})") from error
-    return listener
-
-
-def url_of(listener: socket.socket) -> str:
-    """URL of the server behind a listening socket."""
-    host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}{PATH}" if ":" in host else f"http://{host}:{port}{PATH}"
-
-
-def http_server(server: MCPServer, host: str, *, allowed_hosts: Sequence[str] = ()) -> uvicorn.Server:
-    """Server of streamable HTTP: `run(sockets=[listen(..)])`.
-
-    Args:
-        host: The host of `listen`; a local one is served under local names only, so that no web page can
-            reach it by another name (DNS rebinding).
-        allowed_hosts: Further names under which it is served, such as that of a proxy, with or without port.
-    """
+    own_names = ("127.0.0.1", "localhost", "[::1]", host) if is_local else ()
     names = [*allowed_hosts, *(f"{name}:*" for name in allowed_hosts if ":" not in name)]
-    if _is_local(host):
-        names += [
-            name for local in ("127.0.0.1", "localhost", "[::1]", host) for name in (local, f"{local}:*")
-        ]
+    names += [name for local in own_names for name in (local, f"{local}:*")]
     security = TransportSecuritySettings(
         enable_dns_rebinding_protection=bool(names),
         allowed_hosts=names,
@@ -201,7 +182,20 @@ def http_server(server: MCPServer, host: str, *, allowed_hosts: Sequence[str] = 
         transport_security=security,
         host=host,
     )
-    return uvicorn.Server(uvicorn.Config(app, log_level="warning", ws="none", timeout_graceful_shutdown=1))
+    config = uvicorn.Config(app, log_level="warning", ws="none", timeout_graceful_shutdown=1)
+    # asyncio sends small answers at once only if the protocol is named.
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+        listener.listen()
+    except OSError as error:
+        listener.close()
+        raise ConfigError(f"cannot listen: {error} (at {host}:{port})") from error
+    host, port = listener.getsockname()[:2]
+    place = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return uvicorn.Server(config), listener, f"http://{place}{PATH}"
 
 
 def _is_local(host: str) -> bool:

@@ -1,7 +1,7 @@
 """Transports to a server: a command's standard input and output, or streamable HTTP."""
 
 import asyncio
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
@@ -48,6 +48,7 @@ async def open_transport(
             headers={"Authorization": f"Bearer {server.token}"} if server.token else None,
             timeout=httpx2.Timeout(OPEN_TIMEOUT_S, read=None),  # each call has its own limit
             transport=_RetryingTransport(),
+            event_hooks={"response": [_refuse_unauthorized]},
             follow_redirects=True,
         )
         await stack.enter_async_context(client)
@@ -62,20 +63,17 @@ class _RetryingTransport(httpx2.AsyncHTTPTransport):
     """Transport that retries requests which no server can have handled."""
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        for pause_s in (*BACK_OFF_S, None):
-            try:
+        for pause_s in BACK_OFF_S:
+            with suppress(httpx2.ConnectError, httpx2.ConnectTimeout):
                 response = await super().handle_async_request(request)
-            except (httpx2.ConnectError, httpx2.ConnectTimeout):
-                if pause_s is None:
-                    raise
-            else:
-                is_busy = response.status_code in _BUSY
-                if response.status_code not in _UNAUTHORIZED and not (is_busy and pause_s):
+                if response.status_code not in _BUSY:
                     return response
                 await response.aclose()
-                if not is_busy:
-                    status = f"{response.status_code} {response.reason_phrase}"
-                    raise httpx2.HTTPStatusError(status, request=request, response=response)
-            assert pause_s is not None
             await asyncio.sleep(pause_s)
-        raise AssertionError("the last try returns or raises")
+        return await super().handle_async_request(request)
+
+
+async def _refuse_unauthorized(response: httpx2.Response) -> None:
+    if response.status_code in _UNAUTHORIZED:
+        status = f"{response.status_code} {response.reason_phrase}"
+        raise httpx2.HTTPStatusError(status, request=response.request, response=response)

@@ -11,11 +11,7 @@ from text2sql_grpo.errors import RunError
 from text2sql_grpo.integrations.verifiers.traces import OUT_OF_TOKENS, is_cut, turn_text
 
 
-class SQLHarnessConfig(vf.HarnessConfig):
-    """Config without fields: the task's config holds the limits of an episode."""
-
-
-class SQLHarness(vf.Harness[SQLHarnessConfig]):
+class SQLHarness(vf.Harness[vf.HarnessConfig]):
     """Harness of a `SQLTask`; the session decides what the model may see and do, as in training."""
 
     APPENDS_SYSTEM_PROMPT = True

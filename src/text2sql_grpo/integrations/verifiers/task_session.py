@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 from concurrent.futures import Future
+from queue import SimpleQueue
 
 import verifiers.v1 as vf  # type: ignore[import-untyped, import-not-found, unused-ignore]
 
@@ -31,15 +32,15 @@ class TaskSession:
         chat: ChatFormat,
         loop: asyncio.AbstractEventLoop,
         *,
-        toolsets: Sequence[vf.Toolset] = (),
-        model: str = "policy",
+        toolsets: Sequence[vf.Toolset],
+        model: str,
     ) -> None:
         self.episode = Rollout()
         self._taskset, self._task, self._chat, self._loop = taskset, task, chat, loop
         config = taskset.agent.model_copy(update={"model": model, "runtime": vf.SubprocessConfig()})
         self._agent = PolicyAgent(config, self._sample, lambda task: open_toolbox(toolsets, task))
         # Messages that a turn must follow, and the turns; None ends the rollout, from either side.
-        self._requests: asyncio.Queue[list[vf.Message] | None] = asyncio.Queue()
+        self._requests: SimpleQueue[list[vf.Message] | None] = SimpleQueue()
         self._turns: asyncio.Queue[Turn | None] = asyncio.Queue()
         self._rollout: Future[None]
         self._num_passed = 0  # tokens of the completion that the taskset's code has seen
@@ -59,7 +60,8 @@ class TaskSession:
         Raises:
             RunError: The reply has several messages, or is a user's although there are tools.
         """
-        messages = self._next_request(self._turn(assistant_text))
+        self._pass_on(self._turn(assistant_text))
+        messages = self._next_request()
         if messages is None:
             return None
         if len(messages) != 1:
@@ -80,11 +82,9 @@ class TaskSession:
             RunError: It has several branches, or none: its tokens are not those of the engine.
         """
         if not self._rollout.done():
-            turns: list[Turn | None] = [None]
             if 1 in self.episode.completion_mask[self._num_passed :]:
-                turns.insert(0, self._turn(self._chat.text(self._unseen()[1]), is_cut=True))
-            for turn in turns:
-                self._loop.call_soon_threadsafe(self._turns.put_nowait, turn)
+                self._pass_on(self._turn(self._chat.text(self._unseen()[1]), is_cut=True))
+            self._pass_on(None)
         self._rollout.result()
         trace = self._agent.trace
         if trace is None:
@@ -115,23 +115,18 @@ class TaskSession:
                 raise
             agent.trace.record_error(error)
         finally:
-            self._requests.put_nowait(None)
+            self._requests.put(None)
 
     async def _sample(self, messages: list[vf.Message]) -> Turn | None:
-        self._requests.put_nowait(messages)
+        self._requests.put(messages)
         return await self._turns.get()
 
-    async def _exchange(self, turn: Turn | None) -> list[vf.Message] | None:
-        if turn is not None:
-            self._turns.put_nowait(turn)
-        return await self._requests.get()
+    def _pass_on(self, turn: Turn | None) -> None:
+        self._loop.call_soon_threadsafe(self._turns.put_nowait, turn)
 
-    def _next_request(self, turn: Turn | None = None) -> list[vf.Message] | None:
-        """Pass a turn on, and wait for the messages that the next turn must follow.
-
-        Returns None if the rollout is over, its stop reason set.
-        """
-        messages = asyncio.run_coroutine_threadsafe(self._exchange(turn), self._loop).result()
+    def _next_request(self) -> list[vf.Message] | None:
+        """Wait for the messages that the next turn must follow; None if the rollout is over."""
+        messages = self._requests.get()
         if messages is None:
             self._rollout.result()
             has_failed = self._agent.trace is None or not self._agent.trace.ok
@@ -163,8 +158,6 @@ def _check_branch(trace: vf.Trace, episode: Rollout) -> None:
     if len(branches) != 1:
         raise RunError(f"a rollout must have one branch, got {len(branches)} (trace {trace.id})")
     (branch,) = branches
-    tokens = episode.prompt_ids + episode.completion_ids
-    if branch.token_ids != tokens or branch.sampled_mask[-len(episode.completion_mask) :] != [
-        bool(flag) for flag in episode.completion_mask
-    ]:
+    tokens, mask = episode.prompt_ids + episode.completion_ids, episode.completion_mask
+    if branch.token_ids != tokens or branch.sampled_mask[-len(mask) :] != mask:
         raise RunError(f"the tokens of trace {trace.id} are not the tokens of the engine")

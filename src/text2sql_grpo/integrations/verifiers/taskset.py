@@ -3,7 +3,6 @@
 # mypy: disallow-untyped-decorators=False
 
 import asyncio
-import json
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
@@ -14,34 +13,15 @@ from pydantic import ConfigDict, Field, model_validator
 
 from text2sql_grpo.config import Config, EnvironmentConfig, GradingConfig, parse_config
 from text2sql_grpo.data.example import Example
+from text2sql_grpo.data.loading import checked_golds
 from text2sql_grpo.data.question_files import only_name, read_questions
+from text2sql_grpo.data.question_rows import Question
 from text2sql_grpo.environment.session import SQLEnvironment, SQLSession
 from text2sql_grpo.errors import ConfigError, DataError
 from text2sql_grpo.evaluation.bench import Environment
 from text2sql_grpo.evaluation.published import with_published
 from text2sql_grpo.integrations.verifiers.traces import rebuilt_episode
 from text2sql_grpo.rewards import Answer, Judge, RewardMix
-
-
-def read_settings(settings: str) -> Config:
-    """Parse settings into a whole config, with all its checks; model and questions are placeholders.
-
-    They are JSON: the folder `databases`, the list `hide`, the sections `environment`, `rewards`, `grading`.
-
-    Raises:
-        ConfigError: A key or value is wrong, or a wrong answer could out-score a right one.
-    """
-    sections = json.loads(settings)
-    data = {"databases": sections.pop("databases"), "hide": sections.pop("hide"), "train": "-"}
-    return parse_config({"model": {"path": "-"}, "data": data} | sections, source="taskset.task")
-
-
-@lru_cache(maxsize=8)
-def open_environment(settings: str) -> tuple[Environment, Judge]:
-    """Open the environment of these settings and the judge of its episodes; see `read_settings`."""
-    config = read_settings(settings)
-    environment = Environment.of(config)
-    return environment, environment.judge(RewardMix(config.rewards))
 
 
 class SQLTaskConfig(vf.TaskConfig):
@@ -64,19 +44,33 @@ class SQLTaskConfig(vf.TaskConfig):
     @model_validator(mode="after")
     def _checked(self) -> "SQLTaskConfig":
         try:
-            read_settings(self._settings())
+            self.whole()
         except ConfigError as error:  # verifiers prints a ValueError as one line
             raise ValueError(str(error)) from error
         return self
 
+    def whole(self) -> Config:
+        """Whole config of these sections, with all its checks; model and questions are placeholders.
+
+        Raises:
+            ConfigError: A key or value is wrong, or a wrong answer could out-score a right one.
+        """
+        sections = self.model_dump(mode="json", include={"environment", "grading"})
+        data = {"databases": self.databases, "hide": self.hide, "train": "-"}
+        sections |= {"model": {"path": "-"}, "data": data, "rewards": self.reward_mix}
+        return parse_config(sections, source="taskset.task")
+
     @property
     def opened(self) -> tuple[Environment, Judge]:
         """Environment of its tasks, and the judge of their episodes."""
-        return open_environment(self._settings())
+        return _opened(self.model_dump_json())
 
-    def _settings(self) -> str:
-        sections = self.model_dump(mode="json", include={"databases", "hide", "environment", "grading"})
-        return json.dumps(sections | {"rewards": self.reward_mix}, sort_keys=True)
+
+@lru_cache(maxsize=8)
+def _opened(config: str) -> tuple[Environment, Judge]:
+    whole = SQLTaskConfig.model_validate_json(config).whole()
+    environment = Environment.of(whole)
+    return environment, environment.judge(RewardMix(whole.rewards))
 
 
 class SQLTaskData(vf.TaskData):
@@ -120,7 +114,10 @@ class SQLTask(vf.Task[SQLTaskData, SQLState, SQLTaskConfig]):
         Raises:
             DataError: One fails, is cut at a limit, or is empty against its file.
         """
-        await asyncio.to_thread(self._check_golds)
+        data, (environment, _) = self.data, self.config.opened
+        question = Question(data.example, self.key, has_gold_is_empty=not data.gold_may_be_empty)
+        golds = checked_golds([question], environment.databases, environment.executor)
+        await asyncio.to_thread(list, golds)
         return True
 
     @vf.reward
@@ -135,26 +132,12 @@ class SQLTask(vf.Task[SQLTaskData, SQLState, SQLTaskConfig]):
     @vf.metric
     async def verdicts(self, trace: vf.Trace) -> dict[str, float]:
         """Verdicts of this package's evaluation, each 0 or 1 but `bird_f1`, and the number of tool calls."""
-        answer = await asyncio.to_thread(self._published, trace)
-        own = {"strict": answer.verdict.strict, "official": answer.verdict.official}
-        return own | {"looks": answer.episode.looks} | dict(answer.published)
-
-    def _check_golds(self) -> None:
-        example, (environment, _) = self.data.example, self.config.opened
-        database = environment.databases.address(example.database)
-        for sql in (example.gold_sql, *example.other_golds):
-            gold = environment.grader.gold_result(database, sql)
-            outcome = gold.outcome
-            fault = outcome.error if not outcome.is_ok else "" if gold.is_usable else "cut at a limit"
-            if not fault and not outcome.rows and not self.data.gold_may_be_empty:
-                fault = "no rows and not marked gold_is_empty"
-            if fault:
-                raise DataError(f"a gold must run and return rows, got {fault} ({sql!r})")
-
-    def _published(self, trace: vf.Trace) -> Answer:
+        answer = await asyncio.to_thread(self._judged, trace)
         environment, _ = self.config.opened
         database = environment.databases.address(self.data.example.database)
-        return with_published(self._judged(trace), environment.executor, database)
+        answer = await asyncio.to_thread(with_published, answer, environment.executor, database)
+        own = {"strict": answer.verdict.strict, "official": answer.verdict.official}
+        return own | {"looks": answer.episode.looks} | dict(answer.published)
 
     def _judged(self, trace: vf.Trace) -> Answer:
         example, (environment, judge) = self.data.example, self.config.opened

@@ -77,25 +77,22 @@ class TaskPlay(Play):
         rollouts.run(sessions)
         traces = [session.finish() for session in sessions]
         _check_some_ok(traces)
-        metrics = _metrics(traces)
-        return [
-            self._row(number, session, trace, figures, rollouts.step)
-            for number, session, trace, figures in zip(questions, sessions, traces, metrics, strict=True)
-        ]
-
-    def _row(
-        self, number: int, session: TaskSession, trace: vf.Trace, metrics: dict[str, float], step: int
-    ) -> Row:
-        is_left_out = not trace.ok or (self._leaves_out_truncated and session.episode.is_masked)
-        judged = Judged(
-            question=number,
-            scores=None if is_left_out else {"reward": trace.reward},
-            reward=None if is_left_out else trace.reward,
-            stop_reason=str(session.episode.stop_reason),
-            metrics=metrics,
-        )
-        run = vf.TrainRunInfo(id=self._run_log.folder.name, work=vf.TrainWorkInfo(step=step))
-        return Row(session.episode, judged, self._taskset.episode(trace, run=run).to_record())
+        run = vf.TrainRunInfo(id=self._run_log.folder.name, work=vf.TrainWorkInfo(step=rollouts.step))
+        rows = []
+        for number, session, trace, metrics in zip(
+            questions, sessions, traces, _metrics(traces), strict=True
+        ):
+            episode = session.episode
+            is_left_out = not trace.ok or (self._leaves_out_truncated and episode.is_masked)
+            judged = Judged(
+                question=number,
+                scores=None if is_left_out else {"reward": trace.reward},
+                reward=None if is_left_out else trace.reward,
+                stop_reason=str(episode.stop_reason),
+                metrics=metrics,
+            )
+            rows.append(Row(episode, judged, self._taskset.episode(trace, run=run).to_record()))
+        return rows
 
 
 class VerifiersGRPOTrainer(RolloutGRPOTrainer):
