@@ -47,7 +47,8 @@ def serve(
     if not folder.is_dir():
         raise ConfigError(f"--folder must be a folder, got {folder}")
     try:
-        listener = socket.create_server((host, port))
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listener = socket.create_server((host, port), family=family)
     except OSError as error:
         raise ConfigError(f"cannot listen on {host}:{port}: {error}; try --port 0") from error
     with listener:
@@ -62,7 +63,8 @@ def serve(
         with writing_to(folder), open_agent(source, db, run, samples=samples) as agent:
             server = AgentServer(agent, token, folder, per_minute)
             app = server.app([host, *(allowed_host or ())])
-            where = f"http://{host}:{listener.getsockname()[1]}"
+            place = f"[{host}]" if ":" in host else host
+            where = f"http://{place}:{listener.getsockname()[1]}"
             print(f"page     {where}/#token={token}\nAPI      {where}/v1   key {token}", flush=True)
             settings = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=5)
             uvicorn.Server(settings).run(sockets=[listener])

@@ -1,4 +1,4 @@
-"""Pages of runs, live on this machine: the server of `view --live`."""
+"""Pages of runs, live on this machine: the server of `view --port`."""
 
 import json
 import secrets
@@ -52,11 +52,10 @@ def open_live(runs: Sequence[Path], port: int) -> tuple[uvicorn.Server, socket.s
     Raises:
         ConfigError: The port is in use.
     """
-    token, listener = secrets.token_urlsafe(24), socket.socket()
     try:
-        listener.bind(("127.0.0.1", port))
+        listener = socket.create_server(("127.0.0.1", port))
     except OSError as error:
-        listener.close()
         raise ConfigError(f"cannot listen on 127.0.0.1:{port}: {error}; leave --port out") from error
+    token = secrets.token_urlsafe(24)
     config = uvicorn.Config(live_app(runs, token), log_level="warning", access_log=False)
     return uvicorn.Server(config), listener, f"http://127.0.0.1:{listener.getsockname()[1]}/{token}/"
