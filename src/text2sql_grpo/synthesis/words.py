@@ -4,11 +4,14 @@ import logging
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
+
+import yaml
 
 from text2sql_grpo.errors import DataError
+from text2sql_grpo.files import write_text
 from text2sql_grpo.sql import schema as sql_schema
 from text2sql_grpo.sql.schema import quote_name
 from text2sql_grpo.synthesis.nouns import (
@@ -25,11 +28,15 @@ from text2sql_grpo.synthesis.nouns import (
 )
 from text2sql_grpo.synthesis.profile import Kind, Profile, TableProfile, Value, Values
 from text2sql_grpo.synthesis.roles import names_rows, roles_of
-from text2sql_grpo.synthesis.words_file import Words, read_words, write_words
+from text2sql_grpo.synthesis.words_file import Words, read_words
 
 logger = logging.getLogger(__name__)
 MANY_FLAGS = 5  # columns of 0 and 1 in a table: they say which of many things a row has
 _KEY_ENDING = re.compile("_?(id|code|no|num|number|key)$", re.I)
+_HEADER = """# How people call what the database holds. Edit any line; `data words` adds what is new.
+# tables: a row, in the singular; null: no questions. columns: null: not asked about.
+# said: stored value: as people say it. clauses: phrases for the value of a column, such as "on floor {}".
+"""
 
 
 @dataclass(frozen=True)
@@ -165,21 +172,24 @@ def add_words(profile: Profile, name: str, path: Path) -> int:
         DataError: The file holds something else, or names what the database lacks.
     """
     kept = read_words(path if path.exists() else None)
-    named = with_words(profile, name, kept, place=path).tables
-    found = {f"{table}.{column.name}": column for table in named for column in named[table].columns}
-    places = [
-        f"{table}.{column.name}" for table, one in profile.tables.items() for column in one.table.columns
-    ]
-    words = Words(
-        tables={table: named[table].noun if table in named else None for table in profile.tables},
-        columns={place: found[place].noun if place in found else None for place in places},
-        said={
-            place: {str(value): form for value, form in column.said.items()}
-            for place, column in found.items()
-            if column.said
-        },
-    )
-    return write_words(kept, words, path)
+    tables = with_words(profile, name, kept, place=path).tables
+    columns = {f"{table.name}.{column.name}": column for table in tables.values() for column in table.columns}
+    named: dict[str, dict[str, Any]] = {"tables": {}, "columns": {}, "said": {}}
+    for table, one in profile.tables.items():
+        named["tables"][table] = tables[table].noun if table in tables else None
+        for place in (f"{table}.{column.name}" for column in one.table.columns):
+            named["columns"][place] = columns[place].noun if place in columns else None
+    for place, column in columns.items():
+        if column.said:
+            named["said"][place] = {str(value): form for value, form in column.said.items()}
+    merged = {part: value for part, value in asdict(kept).items() if value}
+    added = 0
+    for part, words in named.items():
+        known = merged.get(part, {})
+        added += len(words.keys() - known.keys())
+        merged[part] = words | known
+    write_text(path, _HEADER + yaml.safe_dump(merged, allow_unicode=True, sort_keys=False, width=110))
+    return added
 
 
 def _joins(links: Sequence[Source]) -> Iterator[Source]:

@@ -6,16 +6,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
-
 from text2sql_grpo.checked import checked
 from text2sql_grpo.errors import ConfigError, DataError
-from text2sql_grpo.files import parse_yaml, write_text
+from text2sql_grpo.files import parse_yaml
 
-_HEADER = """# How people call what the database holds. Edit any line; `data words` adds what is new.
-# tables: a row, in the singular; null: no questions. columns: null: not asked about.
-# said: stored value: as people say it. clauses: phrases for the value of a column, such as "on floor {}".
-"""
 HOLE = "{}"  # in a phrase, where the value stands
 
 
@@ -90,24 +84,3 @@ def _with_text_keys(tree: Any) -> Any:
     if not isinstance(tree, Mapping):
         return tree
     return {str(key): _with_text_keys(value) for key, value in tree.items()}
-
-
-def write_words(kept: Words, found: Words, path: Path) -> int:
-    """Write the words of a database for people to edit.
-
-    Args:
-        kept: Words that the file holds, which stay.
-        found: Words of all tables and columns, and values of some.
-
-    Returns:
-        Number of words that were added.
-    """
-    merged = {part: value for part, value in dataclasses.asdict(kept).items() if value}
-    added = 0
-    for part in ("tables", "columns", "said"):
-        names, known = getattr(found, part), merged.get(part, {})
-        added += len(set(names) - set(known))
-        merged[part] = names | known
-    text = yaml.safe_dump(merged, allow_unicode=True, sort_keys=False, width=110)
-    write_text(path, _HEADER + text)
-    return added
