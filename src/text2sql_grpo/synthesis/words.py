@@ -103,6 +103,7 @@ class Source:
         join: Text that joins the parent; empty for one table.
         on: Condition that joins the parent; empty for one table, or if rows of a third link the two.
         link: Name of the table that links the two, which no question is about; empty for none.
+        pairs: Table and column of both sides of each join; empty for one table, or with a link.
     """
 
     sql: str
@@ -111,6 +112,7 @@ class Source:
     join: str = ""
     on: str = ""
     link: str = ""
+    pairs: frozenset[frozenset[tuple[str, str]]] = frozenset()
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -202,20 +204,21 @@ def _joins(links: Sequence[Source]) -> Iterator[Source]:
                 role, owner = ("other", "") if child is link.tables[""] else ("far", link.owners["parent"])
                 tables = link.tables | {role: parent}
                 owners = link.owners | {role: owner + second.owners["parent"]}
-                yield Source(f"{link.sql} {second.join}", tables, owners)
+                pairs = link.pairs | second.pairs
+                yield Source(f"{link.sql} {second.join}", tables, owners, pairs=pairs)
 
 
 def _links(profile: Profile, tables: Mapping[str, Table]) -> Iterator[Source]:
     """Joins that a question can name without ambiguity: pairs of tables with a single foreign key."""
     declared = {name: profile.tables[name].table for name in tables}
-    pairs = Counter(
+    n_keys = Counter(
         frozenset((name, key.table)) for name, table in declared.items() for key in table.foreign_keys
     )
     for name, table in declared.items():
         for key in table.foreign_keys:
             child, parent = tables[name], tables.get(key.table)
             is_plain = len(key.columns) == len(key.references) == 1 and key.table != name
-            if not is_plain or pairs[frozenset((name, key.table))] > 1:
+            if not is_plain or n_keys[frozenset((name, key.table))] > 1:
                 continue
             if parent is None or not parent.columns or not (child.columns or child.is_link):
                 continue
@@ -231,7 +234,9 @@ def _links(profile: Profile, tables: Mapping[str, Table]) -> Iterator[Source]:
             own_key = profile.tables[name].columns.get(column)
             is_person = owner == "person" and own_key is not None and own_key.is_unique
             owners = {"": "", "parent": "" if is_person else f"{owner}'s "}
-            yield Source(f"{child.sql} {join}", {"": child, "parent": parent}, owners, join, on)
+            joined = {"": child, "parent": parent}
+            pairs = frozenset([frozenset([(name, column), (key.table, target)])])
+            yield Source(f"{child.sql} {join}", joined, owners, join, on, pairs=pairs)
 
 
 def _across(links: Sequence[Source]) -> Iterator[Source]:
