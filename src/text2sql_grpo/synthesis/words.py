@@ -5,6 +5,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -69,6 +70,11 @@ class Column:
     def sql(self) -> str:
         """Name in SQL, quoted if needed."""
         return quote_name(self.name)
+
+    @cached_property
+    def longest(self) -> int:
+        """Number of characters of its longest value."""
+        return max(len(str(value)) for value in self.values)
 
 
 @dataclass(frozen=True)
@@ -138,12 +144,9 @@ class Database:
 
 
 def with_words(profile: Profile, name: str, words: Words, *, place: object) -> Database:
-    """A database with the words that people use for its content.
+    """A database with the words that people use for its content; what they lack is worded by its names.
 
     Args:
-        profile: The database.
-        name: Its name.
-        words: The rest is worded by identifiers and values.
         place: Where the words come from, for errors.
 
     Raises:
