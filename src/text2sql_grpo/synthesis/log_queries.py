@@ -72,9 +72,7 @@ def log_queries(
     `MAX_ROWS` rows in at most `TIMEOUT_S`, not only NULLs and zeros, the same each time.
 
     Args:
-        statements: The log.
         profile: The database, whose stored values fill parameters that the log has no values of.
-        executor: Runs the queries.
         seed: Random seed of these values.
 
     Returns:

@@ -24,9 +24,7 @@ def roles_of(
     Constants, serial numbers and columns with another mark for missing values than NULL fit none.
 
     Args:
-        noun: Noun of the column.
-        found: Its values.
-        n_rows: Number of rows that they were read from.
+        n_rows: Number of rows that the values were read from.
         is_key: True for a part of a primary or foreign key.
         is_named: True if it names the rows by its values; see `names_rows`.
     """

@@ -66,10 +66,6 @@ def question_of(tree: exp.Query, database: Database) -> str | None:
 
     Worded are queries of one table, or of up to three joined by foreign keys, each row counted once, with
     conditions joined by AND, aggregates, groups, an order and a limit.
-
-    Args:
-        tree: The query.
-        database: Its database with words.
     """
     try:
         return _Worded(tree, database).question()
