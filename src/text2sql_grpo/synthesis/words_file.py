@@ -1,7 +1,7 @@
 """File of a database's words, which people edit: how they call its tables, columns and values."""
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -37,19 +37,16 @@ class Words:
     clauses: dict[str, list[str] | dict[str, list[str]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for where, text in self._texts():
-            if not text.strip():
-                raise ValueError(f"{where} is empty: null leaves a table or column out")
+        parts: dict[str, Mapping[str, str | None]] = {"tables": self.tables, "columns": self.columns}
+        parts |= {f"said.{place}": dict(forms) for place, forms in (self.said or {}).items()}
+        for part, names in parts.items():
+            for name, text in names.items():
+                if text is not None and not text.strip():
+                    raise ValueError(f"{part}.{name} is empty: null leaves a table or column out")
         for place, phrases in self.clauses.items():
             for phrase in phrases if isinstance(phrases, list) else ():
                 if phrase.count(HOLE) != 1:
                     raise ValueError(f"clauses.{place}: {phrase!r} must hold {HOLE} once, for the value")
-
-    def _texts(self) -> Iterator[tuple[str, str]]:
-        for part, names in {"tables": self.tables, "columns": self.columns}.items():
-            yield from ((f"{part}.{name}", noun) for name, noun in names.items() if noun is not None)
-        for place, forms in (self.said or {}).items():
-            yield from ((f"said.{place}.{value}", form) for value, form in forms.items())
 
     def phrases(self, place: str) -> dict[str, tuple[str, ...]]:
         """Phrases of `clauses` by the value as people say it; under the empty text the phrases with `{}`."""
