@@ -427,11 +427,9 @@ def _is_good(profile: Profile, draft: Draft) -> bool:
     """
     gold, look, guess = draft.example.gold_sql, draft.example.look_sql, draft.example.guess_sql
     rows = profile.rows(gold)
-    if not rows or len(rows) > MAX_ROWS or rows in (((None,),), ((0,),)):
+    if not rows or len(rows) > (1 if draft.is_single else MAX_ROWS):
         return False
-    if draft.is_single and len(rows) > 1:
-        return False
-    if all(cell is None for row in rows for cell in row):
+    if rows == ((0,),) or all(cell is None for row in rows for cell in row):
         return False
     whole, having, _ = gold.partition(" HAVING ")
     if having and profile.rows(whole) == rows:
