@@ -15,7 +15,7 @@ _NUMERIC = re.compile(r"[-+\d.,:/ ()$%#*]*")
 def roles_of(
     noun: str, found: Values, n_rows: int, *, is_key: bool, is_named: bool = False
 ) -> frozenset[str]:
-    """Slots of templates that a column fits, besides those of `candidates._FITS`.
+    """Slots of templates that a column fits, besides those of `candidates._fits`.
 
     `label` names a row, `title` names it alone, and `named` is the name of some rows alone; `category` is a
     text or code that repeats, `kind` one with few values; `detail` is worth showing; `measure` can be
