@@ -222,3 +222,12 @@ def sha256(path: Path) -> str:
     """Hash of a file's content, in hexadecimal digits."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def refuse_edited(paths: Iterable[Path], made: Mapping[str, str]) -> None:
+    """Raise a DataError if a file exists whose hash is not the one in `made`, by name."""
+    if lost := [str(path) for path in paths if path.exists() and made.get(path.name) != sha256(path)]:
+        raise DataError(
+            f"{', '.join(lost)} was edited since, or not made here: nothing is written. "
+            "Move it away, or give another place with --out"
+        )

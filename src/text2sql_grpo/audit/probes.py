@@ -1,9 +1,6 @@
 """Probes: right and wrong answers that released reward functions misjudged."""
 
-import sqlite3
-from contextlib import closing
 from dataclasses import dataclass
-from pathlib import Path
 
 SCRIPT = """
 CREATE TABLE dept (name TEXT PRIMARY KEY, city TEXT NOT NULL);
@@ -19,7 +16,7 @@ INSERT INTO emp VALUES
 
 @dataclass(frozen=True)
 class Probe:
-    """One answer to one gold on the database of `build_probe_database`.
+    """One answer to one gold on the database of `SCRIPT`.
 
     Attributes:
         is_right: True if it should be paid.
@@ -85,11 +82,3 @@ PROBES = tuple(
     for is_right, probes in ((False, _WRONG), (True, _RIGHT))
     for name, gold, predicted in probes
 )
-
-
-def build_probe_database(folder: Path) -> Path:
-    """Write the small database of the probes into a folder."""
-    path = folder / "probes.sqlite"
-    with closing(sqlite3.connect(path)) as connection:
-        connection.executescript(SCRIPT)
-    return path

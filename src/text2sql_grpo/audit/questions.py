@@ -111,11 +111,10 @@ def audit_questions(
     findings += _copies(questions)
     findings += _leaks(questions, others or {})
     findings += _long_prompts(known, environment, max_prompt_tokens)
-    by_id = {question.example.id: question for question in questions}
+    places = {question.example.id: number for number, question in enumerate(questions)}
     for suspect in suspects:
         detail = f"{suspect['share']:.0%} of {suspect['answers']} answers have another result"
-        findings.append(_finding(by_id[suspect["id"]], "suspect", detail))
-    places = {question.example.id: number for number, question in enumerate(questions)}
+        findings.append(_finding(questions[places[suspect["id"]]], "suspect", detail))
     findings.sort(key=lambda finding: (places[finding.id], list(REASONS).index(finding.reason)))
     return QuestionAudit(len(questions), tuple(findings))
 

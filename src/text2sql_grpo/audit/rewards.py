@@ -1,9 +1,10 @@
 """Audit of a reward: wrong answers it pays, right ones it refuses, and official execution accuracy."""
 
+import sqlite3
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from itertools import islice
 from pathlib import Path
@@ -11,7 +12,7 @@ from random import Random
 from typing import Literal
 
 from text2sql_grpo.audit.mutations import mutants
-from text2sql_grpo.audit.probes import PROBES, build_probe_database
+from text2sql_grpo.audit.probes import PROBES, SCRIPT
 from text2sql_grpo.audit.variations import hard_coded, rewrites
 from text2sql_grpo.data.databases import Databases, cache_folder
 from text2sql_grpo.data.example import Example
@@ -54,8 +55,8 @@ class Answer:
     gold_sql: str
     sql: str
     is_right: bool
-    share: float | None
-    is_official: bool
+    share: float | None = None
+    is_official: bool = False
 
     @property
     def is_accepted(self) -> bool:
@@ -79,11 +80,11 @@ class RewardAudit:
     def probes(self) -> list[Answer]:
         """Judge the probes, on their own database."""
         with tempfile.TemporaryDirectory() as folder:
-            path = build_probe_database(Path(folder))
-            return [
-                self._answer("probe", p.name, "probes", path, p.gold, p.predicted, is_right=p.is_right)
-                for p in PROBES
-            ]
+            path = Path(folder) / "probes.sqlite"
+            with closing(sqlite3.connect(path)) as connection:
+                connection.executescript(SCRIPT)
+            answers = [Answer("probe", p.name, "probes", p.gold, p.predicted, p.is_right) for p in PROBES]
+            return [self._judged(answer, path) for answer in answers]
 
     def mutations(
         self,
@@ -102,7 +103,6 @@ class RewardAudit:
 
         Args:
             examples: Questions with the golds; those that fail, or cannot be parsed, are skipped.
-            seed: Random seed of the choice of mutants and variants.
         """
         answers: list[Answer] = []
         for example in examples:
@@ -141,36 +141,27 @@ class RewardAudit:
             and (outcome := executor.execute(database, native)).is_ok
             and not outcome.is_truncated
         ]
-        unlike = {
-            sql for (_, _, sql), native, found in running if result.difference(found, native) != "equal"
-        }
-        alike = [suspect[2] for suspect, _, _ in running if suspect[2] not in unlike]
-        is_like_exact = parse_address(database).engine.is_like_exact
-        wrong = unlike | _differing(base, gold, query, alike, rng, is_like_exact=is_like_exact)
+        wrong = {sql for (_, _, sql), native, found in running if result.difference(found, native) != "equal"}
+        alike = [sql for (_, _, sql), _, _ in running if sql not in wrong]
+        engine = parse_address(database).engine
+        wrong |= _differing(base, gold, query, alike, rng, is_like_exact=engine.is_like_exact)
         for (kind, name, sql), native, _ in running:
             if sql in wrong:
-                yield self._answer(kind, name, example.database, database, gold_sql, native, is_right=False)
-        for name, sql in rewrites(gold_sql, parse_address(database).dialect):
-            yield self._answer("rewrite", name, example.database, database, gold_sql, sql, is_right=True)
+                answer = Answer(kind, name, example.database, gold_sql, native, is_right=False)
+                yield self._judged(answer, database)
+        for name, sql in rewrites(gold_sql, engine.dialect):
+            answer = Answer("rewrite", name, example.database, gold_sql, sql, is_right=True)
+            yield self._judged(answer, database)
 
-    def _answer(
-        self,
-        kind: Kind,
-        name: str,
-        shown: str,
-        database: Database,
-        gold_sql: str,
-        sql: str,
-        *,
-        is_right: bool,
-    ) -> Answer:
-        full, _ = self._earned(database, gold_sql, gold_sql)
-        nothing, _ = self._earned(database, gold_sql, FAILING)
-        earned, is_official = self._earned(database, gold_sql, sql)
+    def _judged(self, answer: Answer, database: Database) -> Answer:
+        """The answer with its share of the gold's reward, and its official verdict."""
+        full, _ = self._earned(database, answer.gold_sql, answer.gold_sql)
+        nothing, _ = self._earned(database, answer.gold_sql, FAILING)
+        earned, is_official = self._earned(database, answer.gold_sql, answer.sql)
         share = None
         if earned is not None and full is not None and nothing is not None:
             share = (earned - nothing) / (full - nothing) if full > nothing else 1.0
-        return Answer(kind, name, shown, gold_sql, sql, is_right, share, is_official)
+        return replace(answer, share=share, is_official=is_official)
 
     def _earned(self, database: Database, gold_sql: str, sql: str) -> tuple[float | None, bool]:
         """Reward of an episode that submits this query at once, and its official verdict."""
@@ -230,11 +221,8 @@ class Rate:
 
 def accepted(answers: Sequence[Answer]) -> Rate:
     """Count answers accepted by the reward, and by official execution accuracy."""
-    return Rate(
-        len(answers),
-        sum(answer.is_accepted for answer in answers),
-        sum(answer.is_official for answer in answers),
-    )
+    n_official = sum(answer.is_official for answer in answers)
+    return Rate(len(answers), sum(answer.is_accepted for answer in answers), n_official)
 
 
 def refused(answers: Sequence[Answer]) -> Rate:

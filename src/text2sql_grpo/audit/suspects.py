@@ -88,7 +88,6 @@ def find_suspects(
     evidence if it finds nothing, as wrong guesses of a stored value do.
 
     Args:
-        examples: Questions with the golds to check.
         samples: Answers by the id of the question.
         databases: Their databases; questions on others than SQLite are left out.
         budget_s: Seconds after which further questions are left out, with a warning.

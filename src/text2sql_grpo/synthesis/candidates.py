@@ -3,7 +3,7 @@
 import hashlib
 import random
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -91,7 +91,8 @@ class Drafter:
         ]
 
     def _is_wanted(self, *key: str) -> bool:
-        return self.side == "any" or is_held_out(*key) == (self.side == "held_out")
+        """True for a key on the wanted side; a fixed sixth of all keys is held out."""
+        return self.side == "any" or (stable_number(*key) % 6 == 0) == (self.side == "held_out")
 
     def draw(self, rng: random.Random) -> Draft | None:
         """Draw a draft; None if this draw failed (then draw again)."""
@@ -187,56 +188,30 @@ def _look(column: Column) -> str:
     return f"SELECT DISTINCT {column.sql} FROM {quote_name(column.table)}"
 
 
-def is_held_out(*key: str) -> bool:
-    """True for a fixed sixth of the keys, held out for `test_values`."""
-    return stable_number(*key) % 6 == 0
-
-
 def stable_number(*key: str) -> int:
     """Hash of a text, the same on every machine."""
     return int.from_bytes(hashlib.sha256("\x1f".join(key).encode()).digest()[:8], "big")
 
 
-def _is_number(column: Column) -> bool:
-    return column.kind == "number" and not column.is_key and not column.said and len(column.values) > 2
-
-
-def _is_measure(column: Column) -> bool:
-    is_name = column.noun.endswith("number") or set(column.noun.split()) & set(vocabulary()["not_measured"])
-    return _is_number(column) and not is_name
-
-
-def _is_short(column: Column) -> bool:
-    longest = max(len(str(value)) for value in column.values)
-    return not column.is_key and len(column.values) > 1 and longest <= MAX_LITERAL_LENGTH
-
-
 def _fits(kind: str, column: Column, table: Table) -> bool:
-    return _FITS[kind](column, table) if kind in _FITS else kind in column.roles
-
-
-_FITS: dict[str, Callable[[Column, Table], bool]] = {
-    "said": lambda column, _: 1 < len(column.values) <= MAX_CATEGORIES,
-    "text": lambda column, _: column.kind == "text" and not column.said and _is_short(column),
-    "pattern": lambda column, _: "label" in column.roles,
-    "amount": lambda column, _: _is_number(column),
-    "date": lambda column, _: column.kind == "date" and not column.is_key,
-    "null": lambda column, _: column.has_nulls and not column.is_key,
-    "column": lambda column, _: not column.is_key and len(column.values) > 2,
-    "number": lambda column, _: _is_measure(column),
-    "total": lambda column, _: (
-        _is_measure(column) and not set(column.noun.split()) & set(vocabulary()["not_added"])
-    ),
-    "short": lambda column, table: (
-        _is_short(column) and 2 < len(column.values) <= min(50, table.row_count // 2)
-    ),
-    "repeated": lambda column, table: (
-        not column.is_key and len(column.values) > 2 and len(column.values) * 4 <= table.row_count * 3
-    ),
-    "group": lambda column, _: (
-        column.kind == "text"
-        and _is_short(column)
-        and 2 < len(column.values) <= MAX_CATEGORIES
-        and not column.has_nulls
-    ),
-}
+    """True if a column fits a kind of slot; kinds that are not listed here are roles."""
+    nouns, n_values = set(column.noun.split()), len(column.values)
+    is_number = column.kind == "number" and not column.is_key and not column.said and n_values > 2
+    is_name = column.noun.endswith("number") or not nouns.isdisjoint(vocabulary()["not_measured"])
+    is_short = not column.is_key and n_values > 1 and column.longest <= MAX_LITERAL_LENGTH
+    is_group = column.kind == "text" and is_short and 2 < n_values <= MAX_CATEGORIES
+    fits = {
+        "said": 1 < n_values <= MAX_CATEGORIES,
+        "text": column.kind == "text" and is_short and not column.said,
+        "pattern": "label" in column.roles,
+        "amount": is_number,
+        "date": column.kind == "date" and not column.is_key,
+        "null": column.has_nulls and not column.is_key,
+        "column": not column.is_key and n_values > 2,
+        "number": is_number and not is_name,
+        "total": is_number and not is_name and nouns.isdisjoint(vocabulary()["not_added"]),
+        "short": is_short and 2 < n_values <= min(50, table.row_count // 2),
+        "repeated": not column.is_key and n_values > 2 and n_values * 4 <= table.row_count * 3,
+        "group": is_group and not column.has_nulls,
+    }
+    return fits.get(kind, kind in column.roles)

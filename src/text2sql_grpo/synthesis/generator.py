@@ -13,7 +13,15 @@ from typing import Any
 from text2sql_grpo.data.databases import WHAT_IS_READ, Databases
 from text2sql_grpo.data.example import Example
 from text2sql_grpo.errors import DataError
-from text2sql_grpo.files import jsonl_text, read_json, read_jsonl, sha256, write_json, write_text
+from text2sql_grpo.files import (
+    jsonl_text,
+    read_json,
+    read_jsonl,
+    refuse_edited,
+    sha256,
+    write_json,
+    write_text,
+)
 from text2sql_grpo.sql import SQLExecutor
 from text2sql_grpo.sql.address import Database as Address
 from text2sql_grpo.synthesis.candidates import Draft, Drafter, Side, stable_number
@@ -204,12 +212,7 @@ def _refuse_others(out: Path, names: Sequence[str], databases: Sequence[str]) ->
     manifest = out / MANIFEST
     made = read_json(manifest) if manifest.exists() else {}
     present = [name for name in {**dict.fromkeys(names), **made} if (out / name).is_file()]
-    lost = [name for name in present if made.get(name) != sha256(out / name)]
-    if lost:
-        raise DataError(
-            f"{', '.join(lost)} in {out} were edited since, or not made here: nothing is written. "
-            "Move them away, or give another folder with --out"
-        )
+    refuse_edited([out / name for name in present], made)
     asked = {row["database"] for name in present for row in read_jsonl(out / name, "questions")}
     if strange := sorted(asked - set(databases)):
         what = f"holds questions about {', '.join(strange)}"
@@ -274,10 +277,8 @@ def _examples(
 
     Args:
         databases: All databases; only those of the set's split are used.
-        question_set: The set.
         taken: Questions and golds of other sets; grows by the returned ones.
         every: All templates.
-        seed: Random seed.
     """
     rng = random.Random(f"{seed}-{question_set.name}")
     used = [database for database in databases if database.split == question_set.databases]
@@ -426,11 +427,9 @@ def _is_good(profile: Profile, draft: Draft) -> bool:
     """
     gold, look, guess = draft.example.gold_sql, draft.example.look_sql, draft.example.guess_sql
     rows = profile.rows(gold)
-    if not rows or len(rows) > MAX_ROWS or rows in (((None,),), ((0,),)):
+    if not rows or len(rows) > (1 if draft.is_single else MAX_ROWS):
         return False
-    if draft.is_single and len(rows) > 1:
-        return False
-    if all(cell is None for row in rows for cell in row):
+    if rows == ((0,),) or all(cell is None for row in rows for cell in row):
         return False
     whole, having, _ = gold.partition(" HAVING ")
     if having and profile.rows(whole) == rows:

@@ -60,7 +60,6 @@ def read_log(source: str, database: Database) -> Iterator[Statement]:
     Args:
         source: `pg_stat_statements` of the database's server; the folder of a dbt project; or a file: `.csv`,
             `.json` or `.jsonl` with the columns `query` and `calls`, PostgreSQL's log, or SQL.
-        database: The database that the statements are for.
 
     Raises:
         DataError: The log cannot be read, or is of another kind.

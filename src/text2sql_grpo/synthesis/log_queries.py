@@ -72,9 +72,7 @@ def log_queries(
     `MAX_ROWS` rows in at most `TIMEOUT_S`, not only NULLs and zeros, the same each time.
 
     Args:
-        statements: The log.
         profile: The database, whose stored values fill parameters that the log has no values of.
-        executor: Runs the queries.
         seed: Random seed of these values.
 
     Returns:
@@ -237,16 +235,17 @@ class _Reader:
         drawn: dict[str, exp.Expr] = {}
         for place in list(tree.find_all(exp.Placeholder)):
             name = str(place.this or "")
-            column = self._compared(place, owners)
-            number = int(name[1:]) if re.fullmatch(r"[pq]\d+", name) else 0
-            if name not in drawn and 0 < number <= len(values):
-                drawn[name] = _literal(values[number - 1], is_number=not column or _is_number(column))
-            elif name not in drawn and isinstance(place.parent, exp.Limit | exp.Round):
-                drawn[name] = exp.Literal.number(N_ASKED if isinstance(place.parent, exp.Limit) else 2)
-            elif name not in drawn and column:
-                drawn[name] = _literal(_drawn(place, column, rng), is_number=_is_number(column))
             if name not in drawn:
-                raise _LeftOut("parameters that no column gives a value")
+                stored = self._compared(place, owners)
+                number = int(name[1:]) if re.fullmatch(r"[pq]\d+", name) else 0
+                if 0 < number <= len(values):
+                    drawn[name] = _literal(values[number - 1], stored)
+                elif isinstance(place.parent, exp.Limit | exp.Round):
+                    drawn[name] = exp.Literal.number(N_ASKED if isinstance(place.parent, exp.Limit) else 2)
+                elif stored:
+                    drawn[name] = _literal(_drawn(place, stored, rng), stored)
+                else:
+                    raise _LeftOut("parameters that no column gives a value")
             place.replace(drawn[name].copy())
 
     def _compared(self, place: exp.Expr, owners: Mapping[str, str]) -> tuple[Value, ...]:
@@ -268,10 +267,8 @@ class _Reader:
 def tables_of(tree: exp.Expr, names: Iterable[str]) -> dict[str, str]:
     """Tables of a query by alias in lower case; `names` are those of all tables."""
     declared = {name.lower(): name for name in names}
-    found = (
-        (each.alias_or_name.lower(), declared.get(each.name.lower())) for each in tree.find_all(exp.Table)
-    )
-    return {alias: name for alias, name in found if name}
+    tables = (each for each in tree.find_all(exp.Table) if each.name.lower() in declared)
+    return {each.alias_or_name.lower(): declared[each.name.lower()] for each in tables}
 
 
 def _with_named_parameters(text: str) -> str:
@@ -306,13 +303,11 @@ def _without_literals(tree: exp.Query) -> exp.Expr:
     return tree.transform(plain)
 
 
-def _is_number(values: tuple[Value, ...]) -> bool:
-    return all(not isinstance(value, str) for value in values[:100])
-
-
-def _literal(value: Value | None, *, is_number: bool) -> exp.Expr:
+def _literal(value: Value | None, stored: tuple[Value, ...]) -> exp.Expr:
+    """Literal to compare with stored values: a number unless these are texts."""
     if value is None:
         return exp.null()
+    is_number = not any(isinstance(one, str) for one in stored[:100])
     if is_number and re.fullmatch(r"-?\d+(\.\d+)?([eE][-+]?\d+)?", str(value)):
         return exp.Literal.number(value)
     return exp.Literal.string(str(value))

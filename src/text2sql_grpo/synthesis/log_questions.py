@@ -10,8 +10,7 @@ from typing import Any
 from sqlglot import exp
 
 from text2sql_grpo.data.databases import open_address
-from text2sql_grpo.errors import DataError
-from text2sql_grpo.files import jsonl_text, read_json, sha256, write_json, write_text
+from text2sql_grpo.files import jsonl_text, read_json, refuse_edited, sha256, write_json, write_text
 from text2sql_grpo.sql import SQLExecutor
 from text2sql_grpo.sql.address import Database
 from text2sql_grpo.synthesis.log_files import read_log
@@ -59,15 +58,13 @@ def questions_of_logs(
     Args:
         databases: One database: a file, a folder of rows or a URL.
         logs: See `read_log`.
-        out: JSONL file to write.
-        words: Words of the database, see `Words`.
         seed: Random seed of values for parameters.
 
     Raises:
         DataError: A log, the words or the database cannot be read, or a file to write was edited.
     """
     to_word, manifest = (out.with_name(f"{out.stem}_{name}") for name in ("to_word.jsonl", "made.json"))
-    _refuse_edited(manifest, (out, to_word))
+    refuse_edited((out, to_word), read_json(manifest).get("files", {}) if manifest.exists() else {})
     name, address = open_address(databases)
     files: dict[Path, list[dict[str, Any]]] = {out: [], to_word: []}
     calls, asked = dict[str, int](), set[str]()
@@ -96,17 +93,6 @@ def questions_of_logs(
             write_text(path, jsonl_text(rows))
         write_json(manifest, {"files": {path.name: sha256(path) for path in files}, "calls": calls})
     return MadeOfLogs(len(files[out]), len(files[to_word]), to_word, reasons)
-
-
-def _refuse_edited(manifest: Path, files: Sequence[Path]) -> None:
-    """Raise a DataError if a file is there that was not made here, or was edited since."""
-    made = read_json(manifest).get("files", {}) if manifest.exists() else {}
-    lost = [str(path) for path in files if path.exists() and made.get(path.name) != sha256(path)]
-    if lost:
-        raise DataError(
-            f"{', '.join(lost)}: edited since, or not made here: nothing is written. Move it away, "
-            "or give another file with --out"
-        )
 
 
 def _difficulty(tree: exp.Query) -> str:

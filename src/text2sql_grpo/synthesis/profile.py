@@ -4,6 +4,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any, Literal
 
 from text2sql_grpo.errors import DataError
@@ -99,15 +100,11 @@ class Profile:
         hidden: Names of the tables and columns that are hidden.
         unmatched: Patterns of what to hide that name nothing here.
         ambiguous: Tables that are left out, as another one has their name, which finds that one or none.
+        native: A query of SQLite in the SQL of the database; None if it cannot be said there.
     """
 
     def __init__(self, executor: SQLExecutor, database: Database, hidden: Sequence[str] = ()) -> None:
-        """Read the database.
-
-        Args:
-            executor: Runs the queries.
-            database: A file or a URL.
-            hidden: Tables and columns to leave out, as `data.hide`.
+        """Read the database without the tables and columns of `hidden`, as `data.hide`.
 
         Raises:
             DataError: The database cannot be read.
@@ -115,7 +112,7 @@ class Profile:
         self.database = database
         self._executor = executor
         self._engine = parse_address(database).engine
-        self._known: dict[str, str | None] = {}
+        self.native = cache(self._native)
         schema = read_schema(database)
         found = hide(schema, hidden)
         self.schema, self.hidden, self.unmatched = found.schema, found.names(), unmatched(schema, hidden)
@@ -130,12 +127,8 @@ class Profile:
             table = replace(profile.table, foreign_keys=(*profile.table.foreign_keys, *keys))
             self.tables[name] = replace(profile, table=table)
 
-    def native(self, sql: str) -> str | None:
-        """A query of SQLite in the SQL of the database; None if it cannot be said there."""
-        if sql not in self._known:
-            is_other = self._engine.needs_mirror
-            self._known[sql] = in_dialect(sql, self.schema, self._engine.dialect) if is_other else sql
-        return self._known[sql]
+    def _native(self, sql: str) -> str | None:
+        return in_dialect(sql, self.schema, self._engine.dialect) if self._engine.needs_mirror else sql
 
     def rows(self, sql: str) -> tuple[Row, ...] | None:
         """Rows of a query of SQLite, run on the whole database; None if it fails or is cut.
@@ -229,8 +222,8 @@ class Profile:
         for name, profile in self.tables.items():
             declared = {column for key in profile.table.foreign_keys for column in key.columns}
             declared |= {key[0] for key in profile.table.keys if len(key) == 1}
-            for column, values in profile.columns.items():
-                if column in declared or not values.values:
+            for column in profile.columns:
+                if column in declared:
                     continue
                 fitting = [
                     (other, key)
@@ -238,9 +231,8 @@ class Profile:
                     if other != name
                     and (
                         _refers(column, other, key)
-                        or not (declares or self._differ(name, column, other, key))
+                        or (not declares and self._looks_like(name, column, other, key))
                     )
-                    and self.tables[other].columns[key].kind == values.kind
                     and self._is_within(name, column, other, key)
                 ]
                 if len(fitting) == 1:
@@ -249,15 +241,19 @@ class Profile:
                     found.setdefault(name, []).append(ForeignKey((column,), other, (key,), namespace))
         return found
 
-    def _differ(self, table: str, column: str, other: str, key: str) -> bool:
-        """True if neither equal names nor the sampled texts make a column look like a foreign key."""
+    def _looks_like(self, table: str, column: str, other: str, key: str) -> bool:
+        """True if equal names, or the sampled texts, make a column look like a foreign key."""
         own, parent = self.tables[table].columns[column], self.tables[other].columns[key]
         if own.is_unique or len(own.values) < MIN_REFERRING or not set(own.values) <= set(parent.values):
-            return True
+            return False
         is_first = key == self.tables[other].table.columns[0].name
-        return _letters(column) != _letters(key) and not (is_first and own.kind == "text")
+        return _letters(column) == _letters(key) or (is_first and own.kind == "text")
 
     def _is_within(self, table: str, column: str, other: str, key: str) -> bool:
+        """True if a column has values, all of the kind of a key and among its values."""
+        known = self.tables[table].columns[column]
+        if not known.values or known.kind != self.tables[other].columns[key].kind:
+            return False
         own, parent = (quote_name(each) for each in (column, key))
         return self._is_zero(
             f"SELECT COUNT(*) FROM {quote_name(table)} WHERE {own} IS NOT NULL "

@@ -15,7 +15,7 @@ _NUMERIC = re.compile(r"[-+\d.,:/ ()$%#*]*")
 def roles_of(
     noun: str, found: Values, n_rows: int, *, is_key: bool, is_named: bool = False
 ) -> frozenset[str]:
-    """Slots of templates that a column fits, besides those of `candidates._FITS`.
+    """Slots of templates that a column fits, besides those of `candidates._fits`.
 
     `label` names a row, `title` names it alone, and `named` is the name of some rows alone; `category` is a
     text or code that repeats, `kind` one with few values; `detail` is worth showing; `measure` can be
@@ -24,9 +24,7 @@ def roles_of(
     Constants, serial numbers and columns with another mark for missing values than NULL fit none.
 
     Args:
-        noun: Noun of the column.
-        found: Its values.
-        n_rows: Number of rows that they were read from.
+        n_rows: Number of rows that the values were read from.
         is_key: True for a part of a primary or foreign key.
         is_named: True if it names the rows by its values; see `names_rows`.
     """
@@ -95,19 +93,18 @@ def _of_number(noun: str, found: Values, n_rows: int) -> set[str]:
         return set()
     if '"' in noun and is_whole and len({len(str(number)) for number in numbers}) == 1 and numbers[0] > 999:
         return {"detail"}  # a name that was not read may be that of a code
-    is_year = is_whole and numbers[0] >= 1500 and numbers[-1] <= 2100
-    if "year" in words and is_year:
-        return {"detail", "range"}
+    if is_whole and numbers[0] >= 1500 and numbers[-1] <= 2100:  # years
+        return {"detail", "range"} if "year" in words else set()
     is_count = noun.startswith("number of ")
     is_measured = words[-2:-1] == ["in"] and words[-1] in known["measures"].values()
     is_coded = words[-1] in known["codes"] or set(words) & set(known["code_words"])
-    is_code = is_coded and not (is_count or is_measured)
-    if is_code or is_year:
+    if is_coded and not (is_count or is_measured):
         names_kinds = is_whole and len(numbers) <= min(MAX_GROUPS, n_rows // 2) and not is_plural(noun)
-        kinds = {"category"} | ({"kind"} if not found.has_nulls else set()) if names_kinds else set()
-        return {"detail"} | kinds if not is_year else set()
-    roles = {"detail", "range"} | (
-        {"measure"} if words[0] not in known["no_sums"] or len(words) == 1 else set()
-    )
-    is_sum = is_count or set(words) & set(known["sums"])
-    return roles | ({"sum"} if is_sum and not set(words) & set(known["no_sums"]) else set())
+        kinds = {"category"} if found.has_nulls else {"category", "kind"}
+        return {"detail"} | (kinds if names_kinds else set())
+    roles = {"detail", "range"}
+    if words[0] not in known["no_sums"] or len(words) == 1:
+        roles.add("measure")
+    if (is_count or set(words) & set(known["sums"])) and not set(words) & set(known["no_sums"]):
+        roles.add("sum")
+    return roles

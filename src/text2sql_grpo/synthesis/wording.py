@@ -1,12 +1,11 @@
 """Questions for queries of a log, by rules, where the words leave one reading."""
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from sqlglot import exp
 
-from text2sql_grpo.sql.query import read_query
 from text2sql_grpo.sql.schema import Table
 from text2sql_grpo.synthesis import words
 from text2sql_grpo.synthesis.conditions import day_words, superlatives, without_unit
@@ -67,10 +66,6 @@ def question_of(tree: exp.Query, database: Database) -> str | None:
 
     Worded are queries of one table, or of up to three joined by foreign keys, each row counted once, with
     conditions joined by AND, aggregates, groups, an order and a limit.
-
-    Args:
-        tree: The query.
-        database: Its database with words.
     """
     try:
         return _Worded(tree, database).question()
@@ -174,7 +169,10 @@ class _Worded:
             rows = "" if counted[-1] == f"number of {self._rows}" else f" of its {self._rows}"
             text = f"Show each {each} with {_listed(counted, article='the ')}{rows}{where}"
         if having:
-            text += f", only where the {self._compared(having.this)}"
+            test = having.this
+            _check(type(test) in _AMOUNTS)
+            is_than = f"is {_AMOUNTS[type(test)]} {_number(test.expression)}"
+            text += f", only where the {self._aggregate(test.this)} {is_than}"
         return f"{text}{self._order()}."
 
     def _owner(self, keys: list[exp.Expr], shown: list[exp.Expr]) -> str:
@@ -196,10 +194,6 @@ class _Worded:
         tested = {one.sql() for one in where.find_all(exp.Column)} if where else set()
         for one in (one for key in keys for one in key.find_all(exp.Column)):
             _check(one.sql() in tested or not self._column(one).column.has_nulls)
-
-    def _compared(self, test: exp.Expr) -> str:
-        _check(type(test) in _AMOUNTS)
-        return f"{self._aggregate(test.this)} is {_AMOUNTS[type(test)]} {_number(test.expression)}"
 
     def _aggregate(self, node: exp.Expr) -> str:
         """Words of an aggregate: "average price"."""
@@ -369,12 +363,11 @@ class _Worded:
         noun = "ID" if noun in ("", table.noun) else f"{noun} ID"
         return Column(table.name, name, noun, found.kind, True, found.has_nulls, found.values)
 
-    def _table(self, node: exp.Expr, tables: Mapping[str, str] | None = None) -> tuple[str, str]:
+    def _table(self, node: exp.Expr) -> tuple[str, str]:
         """Names of the table and the column of a column, as declared."""
         if not isinstance(node, exp.Column):
             raise _NoWords
-        tables = tables or self._tables
-        names = [tables.get(node.table.lower(), "")] if node.table else tables.values()
+        names = [self._tables.get(node.table.lower(), "")] if node.table else self._tables.values()
         found = [
             (table, one.name)
             for table in filter(None, names)
@@ -399,40 +392,35 @@ class _Worded:
         """Source of the query's tables and joins, each row of whose first table is in it once."""
         names = set(self._tables.values())
         _check(len(names) == len(list(self._tree.find_all(exp.Table))))
-        joins = self._tree.args.get("joins") or []
-        _check(all(join.kind in ("", "INNER") for join in joins))
-        tests = [test for join in joins if join.args.get("on") for test in _all(join.args["on"])]
-        wanted = {self._pair(test) for test in tests}
-        for shared in (name for join in joins for name in join.args.get("using") or []):
-            _check(len(names) == 2)
-            wanted.add(
-                frozenset((name, self._table(exp.column(shared.name), {"": name})[1]) for name in names)
-            )
-        _check(len(wanted) == len(names) - 1)
-        for source in database.sources:
-            tree = read_query(f"SELECT 1 FROM {source.sql}").tree
-            if source.link or {table.name for table in source.tables.values()} != names or tree is None:
-                continue
-            own = {name.lower(): name for name in names}
-            if wanted != {self._pair(join.args["on"], own) for join in tree.args.get("joins") or []}:
-                continue
-            # Rows without a partner are left out: the question must name what they lack.
-            group = self._tree.args.get("group")
-            parts = [self._unaliased(key) for key in (group.expressions if group else [])]
-            parts += [self._tree.args["where"]] if self._tree.args.get("where") else []
-            named = {self._table(one)[0] for part in parts for one in part.find_all(exp.Column)}
-            for pair in wanted:
-                for side in pair:
-                    values = self._profile.tables[side[0]].columns.get(side[1])
-                    has_nulls = values is None or values.has_nulls
-                    _check(not has_nulls or named >= {table for table, _ in pair} - {side[0]})
-            return source
-        raise _NoWords
-
-    def _pair(self, test: exp.Expr, tables: Mapping[str, str] | None = None) -> frozenset[tuple[str, str]]:
-        """Columns that a join compares."""
-        _check(isinstance(test, exp.EQ))
-        return frozenset(self._table(side, tables) for side in (test.this, test.expression))
+        pairs = set[frozenset[tuple[str, str]]]()
+        for join in self._tree.args.get("joins") or []:
+            _check(join.kind in ("", "INNER"))
+            for test in _all(join.args["on"]) if join.args.get("on") else ():
+                _check(isinstance(test, exp.EQ))
+                pairs.add(frozenset(map(self._table, (test.this, test.expression))))
+            for shared in join.args.get("using") or []:
+                _check(len(names) == 2)
+                pairs.add(frozenset(self._table(exp.column(shared.name, alias)) for alias in self._tables))
+        _check(len(pairs) == len(names) - 1)
+        fitting = (
+            source
+            for source in database.sources
+            if not source.link and source.pairs == pairs and set(source.names) == names
+        )
+        source = next(fitting, None)
+        if source is None:
+            raise _NoWords
+        # Rows without a partner are left out: the question must name what they lack.
+        group = self._tree.args.get("group")
+        parts = [self._unaliased(key) for key in (group.expressions if group else [])]
+        parts += [self._tree.args["where"]] if self._tree.args.get("where") else []
+        named = {self._table(one)[0] for part in parts for one in part.find_all(exp.Column)}
+        for pair in pairs:
+            for side in pair:
+                values = self._profile.tables[side[0]].columns.get(side[1])
+                has_nulls = values is None or values.has_nulls
+                _check(not has_nulls or named >= {table for table, _ in pair} - {side[0]})
+        return source
 
 
 def _all(test: exp.Expr) -> list[exp.Expr]:

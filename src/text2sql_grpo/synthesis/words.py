@@ -4,11 +4,15 @@ import logging
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
+
+import yaml
 
 from text2sql_grpo.errors import DataError
+from text2sql_grpo.files import write_text
 from text2sql_grpo.sql import schema as sql_schema
 from text2sql_grpo.sql.names import quote_name
 from text2sql_grpo.synthesis.nouns import (
@@ -25,11 +29,15 @@ from text2sql_grpo.synthesis.nouns import (
 )
 from text2sql_grpo.synthesis.profile import Kind, Profile, TableProfile, Value, Values
 from text2sql_grpo.synthesis.roles import names_rows, roles_of
-from text2sql_grpo.synthesis.words_file import Words, read_words, write_words
+from text2sql_grpo.synthesis.words_file import Words, read_words
 
 logger = logging.getLogger(__name__)
 MANY_FLAGS = 5  # columns of 0 and 1 in a table: they say which of many things a row has
 _KEY_ENDING = re.compile("_?(id|code|no|num|number|key)$", re.I)
+_HEADER = """# How people call what the database holds. Edit any line; `data words` adds what is new.
+# tables: a row, in the singular; null: no questions. columns: null: not asked about.
+# said: stored value: as people say it. clauses: phrases for the value of a column, such as "on floor {}".
+"""
 
 
 @dataclass(frozen=True)
@@ -62,6 +70,11 @@ class Column:
     def sql(self) -> str:
         """Name in SQL, quoted if needed."""
         return quote_name(self.name)
+
+    @cached_property
+    def longest(self) -> int:
+        """Number of characters of its longest value."""
+        return max(len(str(value)) for value in self.values)
 
 
 @dataclass(frozen=True)
@@ -96,6 +109,7 @@ class Source:
         join: Text that joins the parent; empty for one table.
         on: Condition that joins the parent; empty for one table, or if rows of a third link the two.
         link: Name of the table that links the two, which no question is about; empty for none.
+        pairs: Table and column of both sides of each join; empty for one table, or with a link.
     """
 
     sql: str
@@ -104,6 +118,7 @@ class Source:
     join: str = ""
     on: str = ""
     link: str = ""
+    pairs: frozenset[frozenset[tuple[str, str]]] = frozenset()
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -129,12 +144,9 @@ class Database:
 
 
 def with_words(profile: Profile, name: str, words: Words, *, place: object) -> Database:
-    """A database with the words that people use for its content.
+    """A database with the words that people use for its content; what they lack is worded by its names.
 
     Args:
-        profile: The database.
-        name: Its name.
-        words: The rest is worded by identifiers and values.
         place: Where the words come from, for errors.
 
     Raises:
@@ -165,21 +177,24 @@ def add_words(profile: Profile, name: str, path: Path) -> int:
         DataError: The file holds something else, or names what the database lacks.
     """
     kept = read_words(path if path.exists() else None)
-    named = with_words(profile, name, kept, place=path).tables
-    found = {f"{table}.{column.name}": column for table in named for column in named[table].columns}
-    places = [
-        f"{table}.{column.name}" for table, one in profile.tables.items() for column in one.table.columns
-    ]
-    words = Words(
-        tables={table: named[table].noun if table in named else None for table in profile.tables},
-        columns={place: found[place].noun if place in found else None for place in places},
-        said={
-            place: {str(value): form for value, form in column.said.items()}
-            for place, column in found.items()
-            if column.said
-        },
-    )
-    return write_words(kept, words, path)
+    tables = with_words(profile, name, kept, place=path).tables
+    columns = {f"{table.name}.{column.name}": column for table in tables.values() for column in table.columns}
+    named: dict[str, dict[str, Any]] = {"tables": {}, "columns": {}, "said": {}}
+    for table, one in profile.tables.items():
+        named["tables"][table] = tables[table].noun if table in tables else None
+        for place in (f"{table}.{column.name}" for column in one.table.columns):
+            named["columns"][place] = columns[place].noun if place in columns else None
+    for place, column in columns.items():
+        if column.said:
+            named["said"][place] = {str(value): form for value, form in column.said.items()}
+    merged = {part: value for part, value in asdict(kept).items() if value}
+    added = 0
+    for part, words in named.items():
+        known = merged.get(part, {})
+        added += len(words.keys() - known.keys())
+        merged[part] = words | known
+    write_text(path, _HEADER + yaml.safe_dump(merged, allow_unicode=True, sort_keys=False, width=110))
+    return added
 
 
 def _joins(links: Sequence[Source]) -> Iterator[Source]:
@@ -192,20 +207,21 @@ def _joins(links: Sequence[Source]) -> Iterator[Source]:
                 role, owner = ("other", "") if child is link.tables[""] else ("far", link.owners["parent"])
                 tables = link.tables | {role: parent}
                 owners = link.owners | {role: owner + second.owners["parent"]}
-                yield Source(f"{link.sql} {second.join}", tables, owners)
+                pairs = link.pairs | second.pairs
+                yield Source(f"{link.sql} {second.join}", tables, owners, pairs=pairs)
 
 
 def _links(profile: Profile, tables: Mapping[str, Table]) -> Iterator[Source]:
     """Joins that a question can name without ambiguity: pairs of tables with a single foreign key."""
     declared = {name: profile.tables[name].table for name in tables}
-    pairs = Counter(
+    n_keys = Counter(
         frozenset((name, key.table)) for name, table in declared.items() for key in table.foreign_keys
     )
     for name, table in declared.items():
         for key in table.foreign_keys:
             child, parent = tables[name], tables.get(key.table)
             is_plain = len(key.columns) == len(key.references) == 1 and key.table != name
-            if not is_plain or pairs[frozenset((name, key.table))] > 1:
+            if not is_plain or n_keys[frozenset((name, key.table))] > 1:
                 continue
             if parent is None or not parent.columns or not (child.columns or child.is_link):
                 continue
@@ -221,7 +237,9 @@ def _links(profile: Profile, tables: Mapping[str, Table]) -> Iterator[Source]:
             own_key = profile.tables[name].columns.get(column)
             is_person = owner == "person" and own_key is not None and own_key.is_unique
             owners = {"": "", "parent": "" if is_person else f"{owner}'s "}
-            yield Source(f"{child.sql} {join}", {"": child, "parent": parent}, owners, join, on)
+            joined = {"": child, "parent": parent}
+            pairs = frozenset([frozenset([(name, column), (key.table, target)])])
+            yield Source(f"{child.sql} {join}", joined, owners, join, on, pairs=pairs)
 
 
 def _across(links: Sequence[Source]) -> Iterator[Source]:

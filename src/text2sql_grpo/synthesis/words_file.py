@@ -1,21 +1,15 @@
 """File of a database's words, which people edit: how they call its tables, columns and values."""
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
-
 from text2sql_grpo.checked import checked
 from text2sql_grpo.errors import ConfigError, DataError
-from text2sql_grpo.files import parse_yaml, write_text
+from text2sql_grpo.files import parse_yaml
 
-_HEADER = """# How people call what the database holds. Edit any line; `data words` adds what is new.
-# tables: a row, in the singular; null: no questions. columns: null: not asked about.
-# said: stored value: as people say it. clauses: phrases for the value of a column, such as "on floor {}".
-"""
 HOLE = "{}"  # in a phrase, where the value stands
 
 
@@ -43,19 +37,16 @@ class Words:
     clauses: dict[str, list[str] | dict[str, list[str]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for where, text in self._texts():
-            if not text.strip():
-                raise ValueError(f"{where} is empty: null leaves a table or column out")
+        parts: dict[str, Mapping[str, str | None]] = {"tables": self.tables, "columns": self.columns}
+        parts |= {f"said.{place}": dict(forms) for place, forms in (self.said or {}).items()}
+        for part, names in parts.items():
+            for name, text in names.items():
+                if text is not None and not text.strip():
+                    raise ValueError(f"{part}.{name} is empty: null leaves a table or column out")
         for place, phrases in self.clauses.items():
             for phrase in phrases if isinstance(phrases, list) else ():
                 if phrase.count(HOLE) != 1:
                     raise ValueError(f"clauses.{place}: {phrase!r} must hold {HOLE} once, for the value")
-
-    def _texts(self) -> Iterator[tuple[str, str]]:
-        for part, names in {"tables": self.tables, "columns": self.columns}.items():
-            yield from ((f"{part}.{name}", noun) for name, noun in names.items() if noun is not None)
-        for place, forms in (self.said or {}).items():
-            yield from ((f"said.{place}.{value}", form) for value, form in forms.items())
 
     def phrases(self, place: str) -> dict[str, tuple[str, ...]]:
         """Phrases of `clauses` by the value as people say it; under the empty text the phrases with `{}`."""
@@ -90,24 +81,3 @@ def _with_text_keys(tree: Any) -> Any:
     if not isinstance(tree, Mapping):
         return tree
     return {str(key): _with_text_keys(value) for key, value in tree.items()}
-
-
-def write_words(kept: Words, found: Words, path: Path) -> int:
-    """Write the words of a database for people to edit.
-
-    Args:
-        kept: Words that the file holds, which stay.
-        found: Words of all tables and columns, and values of some.
-
-    Returns:
-        Number of words that were added.
-    """
-    merged = {part: value for part, value in dataclasses.asdict(kept).items() if value}
-    added = 0
-    for part in ("tables", "columns", "said"):
-        names, known = getattr(found, part), merged.get(part, {})
-        added += len(set(names) - set(known))
-        merged[part] = names | known
-    text = yaml.safe_dump(merged, allow_unicode=True, sort_keys=False, width=110)
-    write_text(path, _HEADER + text)
-    return added
