@@ -5,7 +5,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from datetime import date, timedelta
+from datetime import MAXYEAR, date, timedelta
 
 from text2sql_grpo.synthesis.nouns import is_plural, vocabulary, with_article
 from text2sql_grpo.synthesis.profile import Value
@@ -86,6 +86,20 @@ def _owned(owner: str, condition: Condition, rng: random.Random) -> str:
     return f"{start}{noun} {verb}{condition.words}"
 
 
+def is_calendar_day(text: str) -> bool:
+    """True for a day of the calendar in ISO format, but not for the last year that Python can count.
+
+    Databases mark missing days by the first and last ones that they can store.
+
+    >>> [is_calendar_day(text) for text in ("2023-05-03", "2023-02-30", "0000-00-00", "9999-12-31")]
+    [True, False, False, False]
+    """
+    try:
+        return date.fromisoformat(text).year < MAXYEAR
+    except ValueError:
+        return False
+
+
 def day_words(day: str) -> str:
     """Day in words.
 
@@ -116,7 +130,7 @@ def literal(value: Value) -> str:
 
 
 def thresholds(values: tuple[Value, ...]) -> list[Value]:
-    """At most 12 values spread over a sorted column, numbers rounded as people would.
+    """At most 12 values spread over a sorted column, numbers rounded as people would, moments as their days.
 
     >>> thresholds((3.21, 47.9, 212.5, 480.0))
     [50, 210]
@@ -124,7 +138,8 @@ def thresholds(values: tuple[Value, ...]) -> list[Value]:
     low, high = values[0], values[-1]
     spread = [values[index * len(values) // 13] for index in range(1, 13)]
     if isinstance(low, str) or isinstance(high, str):
-        return sorted({str(value)[:10] for value in spread} - {low, high})
+        days = {str(value)[:10] for value in spread} - {low, high}
+        return sorted(day for day in days if is_calendar_day(day))
     span = high - low
     digits = 2 - len(str(int(span))) if span >= 1 else 2
     rounded = {round(value, digits) for value in spread if not isinstance(value, str)}

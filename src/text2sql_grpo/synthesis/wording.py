@@ -8,13 +8,12 @@ from sqlglot import exp
 
 from text2sql_grpo.sql.schema import Table
 from text2sql_grpo.synthesis import words
-from text2sql_grpo.synthesis.conditions import day_words, superlatives, without_unit
+from text2sql_grpo.synthesis.conditions import day_words, is_calendar_day, superlatives, without_unit
 from text2sql_grpo.synthesis.log_queries import tables_of
 from text2sql_grpo.synthesis.nouns import identifier_words, is_english, is_plural, plural
 from text2sql_grpo.synthesis.roles import plain_text
 from text2sql_grpo.synthesis.words import Column, Database, Source
 
-_DAY = re.compile(r"\d{4}-\d\d-\d\d")
 _MIDNIGHT = re.compile(r"[ T]00:00(:00(\.0+)?)?$")
 # What the rules read of a node; with anything else it has no words.
 _ARGUMENTS: dict[type[exp.Expr], str] = {
@@ -326,7 +325,7 @@ class _Worded:
         if column.kind == "date":
             is_day = all(len(str(value)) == 10 for value in column.values)
             text = node.name if is_day else _MIDNIGHT.sub("", node.name)
-            _check(isinstance(node, exp.Literal) and bool(_DAY.fullmatch(text)) and (is_day or not is_end))
+            _check(isinstance(node, exp.Literal) and is_calendar_day(text) and (is_day or not is_end))
             return day_words(text)
         if column.kind == "number":
             return _number(node)
