@@ -16,10 +16,10 @@ from text2sql_grpo.grading import expression_time
 from text2sql_grpo.grading.base_sample import DatabaseSample, Reference, read_sample, with_links
 from text2sql_grpo.grading.expression_time import BUDGET_S
 from text2sql_grpo.grading.gold_query import read_gold
+from text2sql_grpo.grading.gold_result import with_ties_decided
 from text2sql_grpo.grading.materialise import differs_from, is_stable, materialise, reversed_copy, run_gold
 from text2sql_grpo.grading.perturb import draw_rows
 from text2sql_grpo.grading.suite import TestSuite
-from text2sql_grpo.grading.ties import with_ties_decided
 from text2sql_grpo.sql.executor import SQLExecutor
 from text2sql_grpo.sql.outcome import Row
 from text2sql_grpo.sql.schema import read_schema

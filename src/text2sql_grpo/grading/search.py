@@ -17,6 +17,7 @@ from typing import Any
 
 from text2sql_grpo.grading.base_sample import DatabaseSample, with_identifiers, with_links
 from text2sql_grpo.grading.gold_query import GoldQuery, read_gold, why_unread
+from text2sql_grpo.grading.gold_result import with_ties_decided
 from text2sql_grpo.grading.materialise import (
     Content,
     SmallDatabase,
@@ -28,7 +29,6 @@ from text2sql_grpo.grading.materialise import (
 from text2sql_grpo.grading.mutants import choosing_operators, edited
 from text2sql_grpo.grading.perturb import Recipe, draw_rows
 from text2sql_grpo.grading.strict import find_nothing
-from text2sql_grpo.grading.ties import with_ties_decided
 from text2sql_grpo.sql.executor import SQLExecutor
 from text2sql_grpo.sql.outcome import ExecutionOutcome, Limits
 from text2sql_grpo.sql.query import lexemes, literals

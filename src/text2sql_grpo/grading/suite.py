@@ -29,7 +29,7 @@ from text2sql_grpo.grading.base_sample import DatabaseSample, read_sample
 from text2sql_grpo.grading.copies import CopyEngine
 from text2sql_grpo.grading.expression_time import SlowExpressionsError
 from text2sql_grpo.grading.gold_query import why_unread
-from text2sql_grpo.grading.gold_result import GoldResult
+from text2sql_grpo.grading.gold_result import GoldResult, with_ties_decided
 from text2sql_grpo.grading.materialise import materialise
 from text2sql_grpo.grading.mirror import Mirror, build_mirror
 from text2sql_grpo.grading.search import (
@@ -43,7 +43,6 @@ from text2sql_grpo.grading.search import (
 )
 from text2sql_grpo.grading.strict import compare_strict
 from text2sql_grpo.grading.suite_folder import Suite, entry_of, read_entry, write_entry
-from text2sql_grpo.grading.ties import with_ties_decided
 from text2sql_grpo.sql.address import Database, Kind, parse_address
 from text2sql_grpo.sql.executor import SQLExecutor, fingerprint
 from text2sql_grpo.sql.lru import Lru
