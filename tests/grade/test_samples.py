@@ -12,9 +12,8 @@ from sqlglot import parse_one
 
 from tests.databases import make_shop
 from text2sql_grpo.errors import DataError
-from text2sql_grpo.grading import expression_time
-from text2sql_grpo.grading.base_sample import DatabaseSample, Reference, read_sample, with_links
-from text2sql_grpo.grading.expression_time import BUDGET_S
+from text2sql_grpo.grading import base_sample
+from text2sql_grpo.grading.base_sample import BUDGET_S, DatabaseSample, Reference, read_sample, with_links
 from text2sql_grpo.grading.gold_query import read_gold
 from text2sql_grpo.grading.gold_result import with_ties_decided
 from text2sql_grpo.grading.materialise import differs_from, is_stable, materialise, reversed_copy, run_gold
@@ -337,7 +336,7 @@ def test_rows_and_golds_beyond_the_length_of_a_small_database_are_refused(tmp_pa
 def test_the_budget_of_a_database_ends_its_search_and_every_later_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(expression_time, "BUDGET_S", 0.1)
+    monkeypatch.setattr(base_sample, "BUDGET_S", 0.1)
     database = hostile(tmp_path / "h.sqlite")
     gold = "SELECT name FROM many WHERE " + " AND ".join(f"c{n} <> 'x'" for n in range(40))
     with SQLExecutor() as executor:

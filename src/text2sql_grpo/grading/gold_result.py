@@ -1,7 +1,7 @@
 """Result of a gold query on one database, and all other results that it allows.
 
-It may return the rows that tie at its LIMIT in several ways. Its result need not hold what it is sorted by, so
-it is run once more without LIMIT, with its sort keys as extra columns and each row's rank under them.
+It may return the rows that tie at its LIMIT in several ways. Its result need not hold what it is sorted by.
+So it is run once more without LIMIT, with its sort keys as extra columns and each row's rank under them.
 """
 
 import math

@@ -7,8 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from text2sql_grpo.grading.base_sample import DatabaseSample, quoted
-from text2sql_grpo.grading.expression_time import MAX_BYTES
+from text2sql_grpo.grading.base_sample import MAX_BYTES, DatabaseSample, quoted
 from text2sql_grpo.grading.gold_result import GoldResult
 from text2sql_grpo.sql.outcome import Cell, ExecutionOutcome, Row
 

@@ -20,7 +20,7 @@ from sqlglot import exp
 from sqlglot.errors import SqlglotError
 
 from text2sql_grpo.errors import DataError
-from text2sql_grpo.files import draft
+from text2sql_grpo.files import draft, prune_once
 from text2sql_grpo.grading.base_sample import (
     DatabaseSample,
     Statement,
@@ -32,10 +32,8 @@ from text2sql_grpo.grading.base_sample import (
 from text2sql_grpo.grading.gold_result import GoldResult
 from text2sql_grpo.grading.materialise import materialise
 from text2sql_grpo.grading.nested import read_nested
-from text2sql_grpo.grading.suite_folder import prune_once
 from text2sql_grpo.grading.time_steps import read_step
 from text2sql_grpo.sql.address import Database, parse_address
-from text2sql_grpo.sql.engines import DIALECTS
 from text2sql_grpo.sql.executor import SQLExecutor
 from text2sql_grpo.sql.outcome import Cell, Limits, Row
 from text2sql_grpo.sql.query import in_dialect, read_query, write_query
@@ -113,11 +111,11 @@ class Catalogue:
 
 @dataclass(frozen=True)
 class Mirror:
-    """SQLite file in place of a database: the file itself if it is one, else a mirror of it.
+    """SQLite file in place of a database of another engine.
 
     Attributes:
         path: The SQLite file.
-        catalogue: How the database is made; empty if it is the SQLite file.
+        catalogue: How the database is made.
         schema: Schema of the database, with the columns that the mirror has.
         gaps: Reason for each table and view that the mirror lacks, by the name in lower case.
         allowed: All values that a copy may hold, of each column (after its table) of few or opaque ones.
@@ -131,29 +129,15 @@ class Mirror:
     allowed: dict[tuple[str, str], tuple[Cell, ...]]
     is_whole: bool = True
 
-    @classmethod
-    def of_file(cls, path: Path) -> "Mirror":
-        """SQLite file, which is its own mirror."""
-        return cls(path, Catalogue("sqlite", (), ()), Schema(()), {}, {})
-
     @property
     def dialect(self) -> str:
         """Name of the database's SQL in sqlglot."""
         return self.catalogue.dialect
 
     @property
-    def is_database(self) -> bool:
-        """True if the database is the SQLite file."""
-        return not DIALECTS[self.dialect].needs_mirror
-
-    @property
     def tables(self) -> tuple[Table, ...]:
         """Tables that it has."""
         return tuple(table for table in self.schema.tables if table.name.lower() not in self.gaps)
-
-    def in_sqlite(self, sql: str) -> str | None:
-        """Query in SQLite's SQL; None if sqlglot cannot parse it."""
-        return sql if self.is_database else as_sqlite(sql, self.dialect)
 
     def with_plain_values(self, sql: str) -> str:
         """Query in the database's SQL whose dates, intervals and labels are texts, as in the mirror."""

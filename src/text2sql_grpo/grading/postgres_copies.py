@@ -111,8 +111,6 @@ class PostgresCopies:
         url: URL of a superuser of another server; empty for the private one.
     """
 
-    max_suites = 128  # a copy takes 8 MB
-
     def __init__(self, cache: Path, url: str = "") -> None:
         self._cache = cache
         self._url = url

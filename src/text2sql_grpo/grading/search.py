@@ -29,6 +29,7 @@ from text2sql_grpo.grading.materialise import (
 from text2sql_grpo.grading.mutants import choosing_operators, edited
 from text2sql_grpo.grading.perturb import Recipe, draw_rows
 from text2sql_grpo.grading.strict import find_nothing
+from text2sql_grpo.sql.address import Database
 from text2sql_grpo.sql.executor import SQLExecutor
 from text2sql_grpo.sql.outcome import ExecutionOutcome, Limits
 from text2sql_grpo.sql.query import lexemes, literals
@@ -46,10 +47,24 @@ ROWS_DRAWN = (3, 16, 48, 96)  # where databases are few, as SQLite cannot run th
 ROWS_FOR_ANSWER = (1, 8, 16, 24)  # of a table that a query reads, before groups need more
 
 NO_CANDIDATE = "no test database: in all tries the gold query failed or depended on row order"
+FAILED = "the gold query failed when its test databases were made"
 
 
 class NoCandidateError(Exception):
     """The gold query runs on none of the candidates drawn for an answer."""
+
+
+@dataclass(frozen=True)
+class Suite:
+    """Test databases of one gold query.
+
+    Attributes:
+        databases: SQLite files, or URLs.
+        gap: Why they are fewer than asked for, or let a hard-coded answer pass; empty if neither.
+    """
+
+    databases: tuple[Database, ...] = ()
+    gap: str = ""
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,9 @@ from threading import Lock
 from typing import Literal
 
 from text2sql_grpo.grading.gold_result import GoldResult
+from text2sql_grpo.grading.search import Suite
 from text2sql_grpo.grading.strict import Difference, bird_execution_accuracy, find_nothing
 from text2sql_grpo.grading.suite import TestSuite
-from text2sql_grpo.grading.suite_folder import Suite
 from text2sql_grpo.sql.address import Database
 from text2sql_grpo.sql.executor import SQLExecutor
 from text2sql_grpo.sql.lru import Lru
