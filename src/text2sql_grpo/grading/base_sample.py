@@ -19,9 +19,8 @@ from typing import NamedTuple
 from sqlglot import exp
 
 from text2sql_grpo.errors import DataError
-from text2sql_grpo.grading.near_values import DateFormat, date_format
+from text2sql_grpo.grading.near_values import DateFormat, common_parts, date_format
 from text2sql_grpo.grading.nested import Nested, read_nested
-from text2sql_grpo.grading.text_parts import common_parts
 from text2sql_grpo.sql.outcome import Cell, Row
 from text2sql_grpo.sql.query import read_query
 from text2sql_grpo.sql.schema import Schema, Table, read_schema

@@ -15,13 +15,16 @@ from text2sql_grpo.grading.base_sample import DatabaseSample, Reference, TableSa
 from text2sql_grpo.grading.gold_query import Aim, GoldQuery
 from text2sql_grpo.grading.near_values import (
     as_column_value,
+    fitted,
     is_number_as_text,
+    matching_texts,
     near_values,
     of_other_lengths,
+    reshaped,
+    with_number,
 )
 from text2sql_grpo.grading.nested import draw_nested
 from text2sql_grpo.grading.regular_expressions import texts_around
-from text2sql_grpo.grading.text_parts import fitted, matching_texts, reshaped, with_number
 from text2sql_grpo.grading.time_steps import stepped
 from text2sql_grpo.sql.outcome import Cell, Row
 
