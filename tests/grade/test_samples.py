@@ -45,7 +45,7 @@ def test_text_that_is_not_utf8_is_read(tmp_path: Path) -> None:
     path = make_shop(tmp_path / "shop.sqlite")
     with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute("UPDATE city SET name = CAST(x'436166e9' AS TEXT) WHERE id = 1")
-    assert read_sample(path).tables["city"].values(1)[0] == "Caf\ufffd"
+    assert read_sample(path).tables["city"].values[1][0] == "Caf\ufffd"
 
 
 def test_null_is_allowed_only_where_it_occurs(tmp_path: Path) -> None:

@@ -119,17 +119,14 @@ class TableSample:
     rows: tuple[Row, ...]
     declared_nullable: frozenset[int] = frozenset()
 
-    def values(self, position: int) -> list[Cell]:
-        """Distinct values of one column in order of appearance, without NULL; not to be changed."""
-        return self._values[position]
-
     def orphans(self, reference: Reference) -> str:
         """`FROM .. WHERE ..` of the rows without their parent."""
         columns = [self.columns[position] for position in reference.columns]
         return orphans(quoted(self.name), columns, quoted(reference.parent), reference.parent_columns)
 
     @cached_property
-    def _values(self) -> list[list[Cell]]:
+    def values(self) -> list[list[Cell]]:
+        """Distinct values of each column in order of appearance, without NULL; not to be changed."""
         columns = [dict.fromkeys(row[place] for row in self.rows) for place in range(len(self.columns))]
         return [[value for value in column if value is not None] for column in columns]
 
@@ -137,25 +134,25 @@ class TableSample:
     def booleans(self) -> frozenset[int]:
         """Columns declared as true or false that hold 0 and 1 alone."""
         declared = (place for place, kind in enumerate(self.types) if kind.upper().startswith("BOOL"))
-        return frozenset(place for place in declared if set(self.values(place)) <= {0, 1})
+        return frozenset(place for place in declared if set(self.values[place]) <= {0, 1})
 
     @cached_property
     def dates(self) -> dict[int, DateFormat]:
         """Formats of the columns of dates."""
-        formats = {position: date_format(self.values(position)) for position in range(len(self.columns))}
-        return {position: found for position, found in formats.items() if found}
+        formats = enumerate(map(date_format, self.values))
+        return {position: found for position, found in formats if found}
 
     @cached_property
     def nested(self) -> dict[int, tuple[Nested, ...]]:
         """Parsed values of the columns of lists, structs, maps and JSON."""
-        columns = enumerate(map(self.values, range(len(self.columns))))
+        columns = enumerate(self.values)
         shown = {place: values for place, values in columns if values and str(values[0])[:1] in ("[", "{")}
         return {place: nested for place, values in shown.items() if (nested := read_nested(values))}
 
     @cached_property
     def common_parts(self) -> list[dict[str, int]]:
         """Words and signs that all texts of each column have, with their number."""
-        return [common_parts(values) for values in self._values]
+        return [common_parts(values) for values in self.values]
 
 
 class Statement(NamedTuple):

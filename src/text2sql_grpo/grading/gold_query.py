@@ -135,7 +135,7 @@ def read_gold(
     parsed = read_query(sql, dialect).tree
     if not isinstance(parsed, exp.Query) or sum(1 for _ in parsed.walk()) > MAX_NODES:
         return None
-    parsed = with_views(parsed, views)
+    parsed = with_views(parsed, views) if views else parsed
     try:
         tree = normalize_identifiers(with_strings(parsed, schema), dialect="sqlite")
         scopes = traverse_scope(tree)
@@ -170,6 +170,7 @@ def read_gold(
         for part in tree.find_all(exp.Group, exp.Window)
         for key in (part.args.get("partition_by") or [] if isinstance(part, exp.Window) else [part])
     ]
+    outside = (node for node in tree.find_all(exp.Literal) if not isinstance(node.parent, exp.Bracket))
     sums = [
         node
         for node in tree.find_all(exp.Sum, exp.Avg, exp.Anonymous)
@@ -182,7 +183,7 @@ def read_gold(
         columns=frozenset(columns_of.values()),
         literals={column: tuple(dict.fromkeys(values)) for column, values in literals.items() if values},
         patterns=frozenset(patterns),
-        constants=tuple(_constants(tree)),
+        constants=tuple(value for value in dict.fromkeys(map(literal_value, outside)) if value is not None),
         expressions={column: tuple(dict.fromkeys(found)) for column, found in expressions.items()},
         links=tuple(_links(tree, columns_of)),
         grouped=_columns_in(grouped, columns_of),
@@ -212,11 +213,6 @@ def why_unread(sql: str, dialect: str = "sqlite") -> str:
         return "it is not a query"
     n_nodes = sum(1 for _ in query.tree.walk())
     return f"it is too long: {n_nodes} nodes, more than {MAX_NODES}" if n_nodes > MAX_NODES else ""
-
-
-def _constants(tree: exp.Query) -> Iterator[Cell]:
-    nodes = (node for node in tree.find_all(exp.Literal) if not isinstance(node.parent, exp.Bracket))
-    yield from dict.fromkeys(value for value in map(literal_value, nodes) if value is not None)
 
 
 def _links(tree: exp.Query, columns_of: dict[int, ColumnRef]) -> Iterable[tuple[ColumnRef, ColumnRef]]:

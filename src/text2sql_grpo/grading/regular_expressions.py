@@ -5,6 +5,7 @@ import string
 import warnings
 from collections.abc import Sequence
 from random import Random
+from re import _compiler as compiler  # type: ignore[attr-defined]
 from re import _parser as parser  # type: ignore[attr-defined]  # the parts of a pattern
 from typing import Any
 
@@ -19,14 +20,6 @@ MAX_TEXT = 300  # characters of each
 N_CHANGED = 6  # of them are changed where it matches
 TIMEOUT_S = 0.02  # of a search in one text: a model's expression may backtrack without end
 _SIGNS = string.ascii_letters + string.digits + "-_. "
-_CATEGORIES = {
-    "DIGIT": r"\d",
-    "NOT_DIGIT": r"\D",
-    "WORD": r"\w",
-    "NOT_WORD": r"\W",
-    "SPACE": r"\s",
-    "NOT_SPACE": r"\S",
-}
 
 
 class _TooLongError(Exception):
@@ -122,21 +115,7 @@ class _Drawing:
 
 def _of_class(items: Any) -> list[str]:
     """Signs of a class such as `[a-z_]`."""
-    named = [(str(name), argument) for name, argument in items]
-    is_negated = ("NEGATE", None) in named
-    bounds = [argument for name, argument in named if name in ("LITERAL", "RANGE")]
+    bounds = [argument for name, argument in items if str(name) in ("LITERAL", "RANGE")]
     own = {chr(bound) for one in bounds for bound in (one if isinstance(one, tuple) else (one,))}
-
-    def has(sign: str) -> bool:
-        for name, argument in named:
-            if name == "LITERAL" and ord(sign) == argument:
-                return True
-            if name == "RANGE" and argument[0] <= ord(sign) <= argument[1]:
-                return True
-            if name == "CATEGORY" and re.fullmatch(
-                _CATEGORIES[str(argument).removeprefix("CATEGORY_")], sign
-            ):
-                return True
-        return False
-
-    return [sign for sign in sorted({*_SIGNS, *own}) if has(sign) != is_negated]
+    of_class = compiler.compile(parser.SubPattern(parser.State(), [(parser.IN, items)]), re.UNICODE)
+    return [sign for sign in sorted({*_SIGNS, *own}) if of_class.fullmatch(sign)]

@@ -135,13 +135,11 @@ class Grader:
                     asked[index] = (one.database, one.golds[place], one.sql or "")
             gaps = zip(asked, self._gaps(list(asked.values())), strict=True)
             accepted |= {index: gap for index, gap in gaps if gap is not None}
-        verdicts = []
-        for index, (gold, predicted) in enumerate(read):
-            found = _verdict(gold, predicted, reasons[index], accepted.get(index))
-            if found.strict:
-                self.accepted[found.gap] += 1
-            verdicts.append(found)
-        return verdicts
+        self.accepted.update(accepted.values())
+        return [
+            _verdict(gold, predicted, by_gold, accepted.get(index))
+            for index, ((gold, predicted), by_gold) in enumerate(zip(read, reasons, strict=True))
+        ]
 
     def _read(self, submissions: Sequence[Submission]) -> list[tuple[GoldResult, ExecutionOutcome | None]]:
         """Results of gold and submitted queries on one version of each database."""
@@ -239,25 +237,19 @@ class Grader:
 
 
 def _verdict(
-    gold: GoldResult,
-    predicted: ExecutionOutcome | None,
-    reasons: Sequence[Reason],
-    gap: str | None,
+    gold: GoldResult, predicted: ExecutionOutcome | None, reasons: Sequence[Reason], gap: str | None
 ) -> Verdict:
-    """Verdict on one submission.
+    """Verdict on one submission, by its first gold query's result, and its reason by each gold query.
 
     Args:
-        gold: Result of its first gold query.
         predicted: Outcome of the submitted query; None if it did not run.
-        reasons: Reason by each gold query, on the database.
         gap: `Verdict.gap` of an accepted answer; None for a refused one.
     """
     if not gold.is_usable:
         return Verdict(official=False, strict=False, reason="gold_failed", executes=False)
-    if predicted is None:
-        return Verdict(official=False, strict=False, reason="not_submitted", executes=False)
-    if not predicted.is_ok:
-        return Verdict(official=False, strict=False, reason="query_failed", executes=False)
+    if predicted is None or not predicted.is_ok:
+        reason: Reason = "not_submitted" if predicted is None else "query_failed"
+        return Verdict(official=False, strict=False, reason=reason, executes=False)
     official = bird_execution_accuracy(gold.outcome, predicted)
     if gold.outcome.is_truncated:
         official = reasons[0] in ("equal", "order")
