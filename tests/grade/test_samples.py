@@ -4,6 +4,7 @@ import re
 import sqlite3
 from collections.abc import Sequence
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from random import Random
 
@@ -15,8 +16,8 @@ from text2sql_grpo.errors import DataError
 from text2sql_grpo.grading import base_sample
 from text2sql_grpo.grading.base_sample import BUDGET_S, DatabaseSample, Reference, read_sample, with_links
 from text2sql_grpo.grading.gold_query import read_gold
-from text2sql_grpo.grading.gold_result import with_ties_decided
-from text2sql_grpo.grading.materialise import differs_from, is_stable, materialise, reversed_copy, run_gold
+from text2sql_grpo.grading.gold_result import GoldResult, with_ties_decided
+from text2sql_grpo.grading.materialise import is_stable, materialise, reversed_copy, run_gold
 from text2sql_grpo.grading.perturb import draw_rows
 from text2sql_grpo.grading.suite import TestSuite
 from text2sql_grpo.sql.executor import SQLExecutor
@@ -294,10 +295,9 @@ def test_a_result_that_hangs_on_the_order_of_visits_is_seen(
 ) -> None:
     again = with_ties_decided(parse_one(sql, dialect="sqlite"))  # type: ignore[arg-type]
     with closing(materialise(base, {name: table.rows for name, table in base.tables.items()})) as connection:
-        result = run_gold(connection, sql)
-        assert result.is_ok
-        differs = differs_from(connection, sql, result)
-        assert is_stable(base, connection, sql, again, differs) is expected
+        gold = GoldResult(sql, partial(run_gold, connection))
+        assert gold.outcome.is_ok
+        assert is_stable(base, connection, gold, again) is expected
 
 
 def hostile(path: Path) -> Path:

@@ -21,6 +21,7 @@ from text2sql_grpo.grading.strict import (
     TieGroup,
     column_order,
     compare_strict,
+    find_nothing,
     has_top_level_order,
 )
 from text2sql_grpo.sql.address import Database, parse_address
@@ -60,24 +61,16 @@ class GoldResult:
         outcome: Outcome of the gold as written.
     """
 
-    def __init__(
-        self,
-        sql: str,
-        run: Callable[[str], ExecutionOutcome],
-        *,
-        dialect: str = "sqlite",
-        outcome: ExecutionOutcome | None = None,
-    ) -> None:
+    def __init__(self, sql: str, run: Callable[[str], ExecutionOutcome], *, dialect: str = "sqlite") -> None:
         """Run a gold.
 
         Args:
             sql: The gold.
             run: Runs a query on the database.
             dialect: Name of the gold's dialect in sqlglot.
-            outcome: Outcome of the gold; None to run it.
         """
         self.sql = sql
-        self.outcome = run(sql) if outcome is None else outcome
+        self.outcome = run(sql)
         self._run = run
         self._dialect = dialect
         self._is_ordered = has_top_level_order(sql, dialect)
@@ -98,8 +91,16 @@ class GoldResult:
             return self.difference(self.outcome, self.sql) == "equal"
         return self.outcome.is_ok
 
-    def accepts(self, outcome: ExecutionOutcome, sql: str) -> bool:
-        """True if a query ran and returns what the gold may; all rows of a tie at its LIMIT are right too."""
+    def accepts(self, outcome: ExecutionOutcome, sql: str = "", *, may_find_nothing: bool = False) -> bool:
+        """True if a query ran and returns what the gold may; all rows of a tie at its LIMIT are right too.
+
+        Args:
+            outcome: The query's outcome.
+            sql: The query, which is run again if the rows of both were cut.
+            may_find_nothing: Whether it may also differ in how it shows that no row matches.
+        """
+        if may_find_nothing and outcome.is_ok and find_nothing(self.outcome, outcome):
+            return True
         return outcome.is_ok and self.difference(outcome, sql, accepts_whole_ties=True) == "equal"
 
     def on_later_day(self, sql: str) -> str | None:

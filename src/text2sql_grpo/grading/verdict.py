@@ -10,8 +10,7 @@ from threading import Lock
 from typing import Literal
 
 from text2sql_grpo.grading.gold_result import GoldResult
-from text2sql_grpo.grading.search import Suite
-from text2sql_grpo.grading.strict import Difference, bird_execution_accuracy, find_nothing
+from text2sql_grpo.grading.strict import Difference, bird_execution_accuracy
 from text2sql_grpo.grading.suite import TestSuite
 from text2sql_grpo.sql.address import Database
 from text2sql_grpo.sql.executor import SQLExecutor
@@ -193,7 +192,13 @@ class Grader:
         gaps: list[str | None] = []
         for (database, gold_sql, _), sql, suite in zip(asked, judged, suites, strict=True):
             own = list(islice(outcomes, len(suite.databases)))
-            if sql is None or not self._agree(suite, gold_sql, sql, own):
+            golds = (self.gold_result(test_database, gold_sql) for test_database in suite.databases)
+            agrees = sql is not None and all(
+                gold.accepts(outcome, sql, may_find_nothing=True)
+                for gold, outcome in zip(golds, own, strict=True)
+                if gold.is_usable  # as it was when the database was made
+            )
+            if sql is None or not agrees:
                 gaps.append(None)
             elif suite.databases:
                 trial = self.suite.counterexample(database, gold_sql, sql)
@@ -201,18 +206,6 @@ class Grader:
             else:
                 gaps.append(suite.gap)
         return gaps
-
-    def _agree(self, suite: Suite, gold_sql: str, sql: str, outcomes: Sequence[ExecutionOutcome]) -> bool:
-        """True if a prediction has the gold query's result on all test databases."""
-        for database, outcome in zip(suite.databases, outcomes, strict=True):
-            gold = self.gold_result(database, gold_sql)
-            if not gold.is_usable:  # it was when the database was made: skip
-                continue
-            # Rows that tie at the gold query's LIMIT are a chance of the database: all of them are right too.
-            both_empty = outcome.is_ok and find_nothing(gold.outcome, outcome)
-            if not both_empty and not gold.accepts(outcome, sql):
-                return False
-        return True
 
     def gold_result(self, database: Database, gold_sql: str, *, version: object = None) -> GoldResult:
         """Result of a gold query on one database, run at the first call.
