@@ -45,6 +45,7 @@ _PARTS = (
 def literals_in(
     tree: exp.Query, columns_of: dict[int, ColumnRef]
 ) -> tuple[dict[ColumnRef, list[Cell]], set[str], list[int]]:
+    """Values that columns are compared with, those of them that are patterns, and sizes of groups."""
     literals: defaultdict[ColumnRef, list[Cell]] = defaultdict(list)
     patterns: set[str] = set()
     group_sizes: list[int] = []
