@@ -16,8 +16,8 @@ from typing import Any
 
 from sqlglot import exp, parse_one
 
+from text2sql_grpo.grading.gold_result import with_ties_decided
 from text2sql_grpo.grading.strict import compare_strict, has_top_level_order
-from text2sql_grpo.grading.ties import with_ties_decided
 from text2sql_grpo.sql.outcome import ExecutionOutcome
 
 Rows = list[list[Any]]

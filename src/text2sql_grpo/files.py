@@ -6,8 +6,10 @@ import math
 import os
 import shutil
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ import yaml
 from text2sql_grpo.errors import DataError, RunError
 
 PARTIAL = ".partial"  # suffix of drafts
+UNUSED_DAYS = 60  # after which an entry of a cache folder is deleted
 MAX_YAML_VALUES = 100_000
 MAX_YAML_DEPTH = 100  # lists and mappings inside each other
 
@@ -231,3 +234,15 @@ def refuse_edited(paths: Iterable[Path], made: Mapping[str, str]) -> None:
             f"{', '.join(lost)} was edited since, or not made here: nothing is written. "
             "Move it away, or give another place with --out"
         )
+
+
+def prune(folder: Path, *, unused_days: float = UNUSED_DAYS) -> None:
+    """Delete the entries of a cache folder that no process used for some days."""
+    oldest = time.time() - unused_days * 86_400
+    for entry in os.scandir(folder):
+        with suppress(OSError):  # deleted by another process meanwhile
+            if entry.stat().st_mtime < oldest:
+                shutil.rmtree(entry.path) if entry.is_dir() else os.unlink(entry.path)
+
+
+prune_once = lru_cache(maxsize=64)(prune)  # per process and folder

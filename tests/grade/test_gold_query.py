@@ -4,8 +4,7 @@ import pytest
 
 from tests.databases import make_shop
 from text2sql_grpo.grading.gold_query import GoldQuery, read_gold
-from text2sql_grpo.grading.near_values import as_column_value, date_format, near_values
-from text2sql_grpo.grading.text_parts import matching_texts
+from text2sql_grpo.grading.near_values import as_column_value, date_format, matching_texts, near_values
 from text2sql_grpo.grading.time_steps import Step
 from text2sql_grpo.sql.outcome import Cell
 from text2sql_grpo.sql.schema import Schema, read_schema

@@ -8,7 +8,8 @@ import pytest
 
 from tests.databases import make_shop
 from text2sql_grpo.grading.gold_query import read_gold
-from text2sql_grpo.grading.regular_expressions import MAX_EXPRESSION, MAX_STEPS, texts_around
+from text2sql_grpo.grading.query_values import MAX_EXPRESSION
+from text2sql_grpo.grading.regular_expressions import MAX_STEPS, texts_around
 from text2sql_grpo.sql.schema import read_schema
 
 

@@ -4,6 +4,7 @@ import re
 import sqlite3
 from collections.abc import Sequence
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from random import Random
 
@@ -12,14 +13,13 @@ from sqlglot import parse_one
 
 from tests.databases import make_shop
 from text2sql_grpo.errors import DataError
-from text2sql_grpo.grading import expression_time
-from text2sql_grpo.grading.base_sample import DatabaseSample, Reference, read_sample, with_links
-from text2sql_grpo.grading.expression_time import BUDGET_S
+from text2sql_grpo.grading import base_sample
+from text2sql_grpo.grading.base_sample import BUDGET_S, DatabaseSample, Reference, read_sample, with_links
 from text2sql_grpo.grading.gold_query import read_gold
-from text2sql_grpo.grading.materialise import differs_from, is_stable, materialise, reversed_copy, run_gold
+from text2sql_grpo.grading.gold_result import GoldResult, with_ties_decided
+from text2sql_grpo.grading.materialise import is_stable, materialise, reversed_copy, run_gold
 from text2sql_grpo.grading.perturb import draw_rows
 from text2sql_grpo.grading.suite import TestSuite
-from text2sql_grpo.grading.ties import with_ties_decided
 from text2sql_grpo.sql.executor import SQLExecutor
 from text2sql_grpo.sql.outcome import Row
 from text2sql_grpo.sql.schema import read_schema
@@ -46,7 +46,7 @@ def test_text_that_is_not_utf8_is_read(tmp_path: Path) -> None:
     path = make_shop(tmp_path / "shop.sqlite")
     with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute("UPDATE city SET name = CAST(x'436166e9' AS TEXT) WHERE id = 1")
-    assert read_sample(path).tables["city"].values(1)[0] == "Caf\ufffd"
+    assert read_sample(path).tables["city"].values[1][0] == "Caf\ufffd"
 
 
 def test_null_is_allowed_only_where_it_occurs(tmp_path: Path) -> None:
@@ -295,10 +295,9 @@ def test_a_result_that_hangs_on_the_order_of_visits_is_seen(
 ) -> None:
     again = with_ties_decided(parse_one(sql, dialect="sqlite"))  # type: ignore[arg-type]
     with closing(materialise(base, {name: table.rows for name, table in base.tables.items()})) as connection:
-        result = run_gold(connection, sql)
-        assert result.is_ok
-        differs = differs_from(connection, sql, result)
-        assert is_stable(base, connection, sql, again, differs) is expected
+        gold = GoldResult(sql, partial(run_gold, connection))
+        assert gold.outcome.is_ok
+        assert is_stable(base, connection, gold, again) is expected
 
 
 def hostile(path: Path) -> Path:
@@ -337,7 +336,7 @@ def test_rows_and_golds_beyond_the_length_of_a_small_database_are_refused(tmp_pa
 def test_the_budget_of_a_database_ends_its_search_and_every_later_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(expression_time, "BUDGET_S", 0.1)
+    monkeypatch.setattr(base_sample, "BUDGET_S", 0.1)
     database = hostile(tmp_path / "h.sqlite")
     gold = "SELECT name FROM many WHERE " + " AND ".join(f"c{n} <> 'x'" for n in range(40))
     with SQLExecutor() as executor:

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from text2sql_grpo.grading import compare_strict, has_top_level_order
-from text2sql_grpo.grading.rows import TieGroup, rows_agree
-from text2sql_grpo.grading.strict import column_order
+from text2sql_grpo.grading.strict import TieGroup, column_order, rows_agree
 from text2sql_grpo.sql.outcome import Cell, ExecutionOutcome, Row
 
 

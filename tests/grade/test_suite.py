@@ -12,8 +12,8 @@ import sqlglot
 from sqlglot import exp
 
 from text2sql_grpo.errors import DataError
+from text2sql_grpo.files import prune
 from text2sql_grpo.grading.suite import TestSuite
-from text2sql_grpo.grading.suite_folder import prune
 from text2sql_grpo.grading.verdict import Grader, Submission
 from text2sql_grpo.sql.executor import SQLExecutor
 

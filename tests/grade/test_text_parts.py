@@ -9,8 +9,7 @@ import pytest
 from tests.databases import make_shop
 from text2sql_grpo.grading.gold_query import GoldQuery, read_gold
 from text2sql_grpo.grading.mirror import as_sqlite
-from text2sql_grpo.grading.nested import draw_nested, read_nested
-from text2sql_grpo.grading.text_parts import (
+from text2sql_grpo.grading.near_values import (
     MAX_READ,
     common_parts,
     fitted,
@@ -18,6 +17,7 @@ from text2sql_grpo.grading.text_parts import (
     matching_texts,
     reshaped,
 )
+from text2sql_grpo.grading.nested import draw_nested, read_nested
 from text2sql_grpo.sql.schema import read_schema
 
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from text2sql_grpo.grading.rows import TieGroup
-from text2sql_grpo.grading.ties import tie_groups, widened_query
+from text2sql_grpo.grading.gold_result import tie_groups, widened_query
+from text2sql_grpo.grading.strict import TieGroup
 from text2sql_grpo.sql import SQLExecutor
 from text2sql_grpo.sql.outcome import Limits
 

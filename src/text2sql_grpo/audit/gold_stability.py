@@ -8,9 +8,9 @@ from typing import Literal
 from sqlglot import exp
 
 from text2sql_grpo.grading.base_sample import read_sample
+from text2sql_grpo.grading.gold_result import tie_groups, widened_query, with_ties_decided
 from text2sql_grpo.grading.materialise import reversed_copy, run_gold
 from text2sql_grpo.grading.strict import compare_strict
-from text2sql_grpo.grading.ties import tie_groups, widened_query, with_ties_decided
 from text2sql_grpo.sql.address import Database, parse_address
 from text2sql_grpo.sql.executor import SQLExecutor
 from text2sql_grpo.sql.outcome import ExecutionOutcome

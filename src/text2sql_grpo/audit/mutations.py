@@ -5,7 +5,7 @@ from itertools import islice
 
 from sqlglot import exp
 
-from text2sql_grpo.grading.gold_query import GoldQuery, literal_value
+from text2sql_grpo.grading.gold_query import GoldQuery
 from text2sql_grpo.grading.mutants import (
     COMPARED_INSTEAD,
     Operator,
@@ -18,6 +18,7 @@ from text2sql_grpo.grading.mutants import (
     with_args,
 )
 from text2sql_grpo.grading.query_columns import COMPARISONS
+from text2sql_grpo.grading.query_values import literal_value
 from text2sql_grpo.sql.outcome import Row
 from text2sql_grpo.sql.schema import Schema
 

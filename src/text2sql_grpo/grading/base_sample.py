@@ -1,21 +1,26 @@
-"""Sample of a database for small variants of it: schema, rows, and keys that hold."""
+"""Sample of a database for small variants of it: schema, rows, and keys that hold.
+
+Variants are made in this process, so the generated columns, CHECKs, indexes and views of a file run here too.
+SQLite counts its instructions, but one instruction may call a function that takes seconds: `replace` on long
+texts. A function's time grows with the lengths of its arguments, so values are short in test databases. Time
+beyond what the count explains is taken from a budget of the database.
+"""
 
 import re
 import sqlite3
-from collections.abc import Iterable, Sequence
-from contextlib import closing
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
 from sqlglot import exp
 
 from text2sql_grpo.errors import DataError
-from text2sql_grpo.grading.expression_time import ExpressionTime
-from text2sql_grpo.grading.near_values import DateFormat, date_format
+from text2sql_grpo.grading.near_values import DateFormat, common_parts, date_format
 from text2sql_grpo.grading.nested import Nested, read_nested
-from text2sql_grpo.grading.text_parts import common_parts
 from text2sql_grpo.sql.outcome import Cell, Row
 from text2sql_grpo.sql.query import read_query
 from text2sql_grpo.sql.schema import Schema, Table, read_schema
@@ -25,6 +30,61 @@ MAX_ROWS_READ = 400
 MIN_IDENTIFYING_ROWS = 5  # without a repeated text, from which it is assumed that none repeats
 MAX_STEPS = 5_000_000  # SQLite instructions of one scan of a whole table, some tenths of a second
 _WORD = re.compile(r"\w+")
+
+MAX_BYTES = 16_000  # of a value: a call of `replace` takes 10 ms at most
+BUDGET_S = 5.0  # processor seconds
+_STEP_S = 2e-6  # of one instruction, ten times what most take
+_FREE_S = 1e-3  # of one statement
+_STEPS_OF_A_CALL = 500
+
+
+class SlowExpressionsError(DataError):
+    """The expressions of a schema have used up their budget."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            f"generated columns, CHECKs, indexes or views of the database took {BUDGET_S:g} s longer than"
+            " their number of instructions explains"
+        )
+
+
+class ExpressionTime:
+    """Budget of one database.
+
+    Attributes:
+        left_s: Processor seconds that are left.
+    """
+
+    def __init__(self) -> None:
+        self.left_s = BUDGET_S
+
+    @contextmanager
+    def metered(self, connection: sqlite3.Connection, max_steps: float = float("inf")) -> Iterator[None]:
+        """Context of one statement, or a few; SQLite interrupts it after `max_steps` instructions.
+
+        Raises:
+            SlowExpressionsError: The budget is used up, before or by this statement.
+        """
+        if self.left_s <= 0:
+            raise SlowExpressionsError
+        started, calls = time.thread_time(), 0
+
+        def excess_s() -> float:
+            return time.thread_time() - started - _FREE_S - calls * _STEPS_OF_A_CALL * _STEP_S
+
+        def is_over() -> bool:
+            nonlocal calls
+            calls += 1
+            return calls * _STEPS_OF_A_CALL >= max_steps or excess_s() > self.left_s
+
+        connection.set_progress_handler(is_over, _STEPS_OF_A_CALL)
+        try:
+            yield
+        finally:
+            connection.set_progress_handler(None, 0)
+            self.left_s -= max(0.0, excess_s())
+            if self.left_s <= 0:
+                raise SlowExpressionsError
 
 
 @dataclass(frozen=True)
@@ -59,17 +119,14 @@ class TableSample:
     rows: tuple[Row, ...]
     declared_nullable: frozenset[int] = frozenset()
 
-    def values(self, position: int) -> list[Cell]:
-        """Distinct values of one column in order of appearance, without NULL; not to be changed."""
-        return self._values[position]
-
     def orphans(self, reference: Reference) -> str:
         """`FROM .. WHERE ..` of the rows without their parent."""
         columns = [self.columns[position] for position in reference.columns]
         return orphans(quoted(self.name), columns, quoted(reference.parent), reference.parent_columns)
 
     @cached_property
-    def _values(self) -> list[list[Cell]]:
+    def values(self) -> list[list[Cell]]:
+        """Distinct values of each column in order of appearance, without NULL; not to be changed."""
         columns = [dict.fromkeys(row[place] for row in self.rows) for place in range(len(self.columns))]
         return [[value for value in column if value is not None] for column in columns]
 
@@ -77,25 +134,25 @@ class TableSample:
     def booleans(self) -> frozenset[int]:
         """Columns declared as true or false that hold 0 and 1 alone."""
         declared = (place for place, kind in enumerate(self.types) if kind.upper().startswith("BOOL"))
-        return frozenset(place for place in declared if set(self.values(place)) <= {0, 1})
+        return frozenset(place for place in declared if set(self.values[place]) <= {0, 1})
 
     @cached_property
     def dates(self) -> dict[int, DateFormat]:
         """Formats of the columns of dates."""
-        formats = {position: date_format(self.values(position)) for position in range(len(self.columns))}
-        return {position: found for position, found in formats.items() if found}
+        formats = enumerate(map(date_format, self.values))
+        return {position: found for position, found in formats if found}
 
     @cached_property
     def nested(self) -> dict[int, tuple[Nested, ...]]:
         """Parsed values of the columns of lists, structs, maps and JSON."""
-        columns = enumerate(map(self.values, range(len(self.columns))))
+        columns = enumerate(self.values)
         shown = {place: values for place, values in columns if values and str(values[0])[:1] in ("[", "{")}
         return {place: nested for place, values in shown.items() if (nested := read_nested(values))}
 
     @cached_property
     def common_parts(self) -> list[dict[str, int]]:
         """Words and signs that all texts of each column have, with their number."""
-        return [common_parts(values) for values in self._values]
+        return [common_parts(values) for values in self.values]
 
 
 class Statement(NamedTuple):
@@ -205,6 +262,16 @@ def read_sample(database: Path) -> DatabaseSample:
         if expressions and "*" not in expressions:
             views[table.name.lower()] = _computed_query(table)
     return DatabaseSample(schema, statements, views, parents_first(tables))
+
+
+@lru_cache(maxsize=32)
+def sample_of(database: Path, version: object) -> DatabaseSample:
+    """Sample of a SQLite file, read again for another version: its `executor.fingerprint`.
+
+    Raises:
+        DataError: As of `read_sample`.
+    """
+    return read_sample(database)
 
 
 def _computed_query(table: Table) -> str:

@@ -19,13 +19,7 @@ _logger = logging.getLogger(__name__)
 
 
 class CopyEngine(Protocol):
-    """Maker of test databases of one engine.
-
-    Attributes:
-        max_suites: Number of gold queries whose test databases are kept at the same time.
-    """
-
-    max_suites: int
+    """Maker of test databases of one engine."""
 
     def check(self) -> None:
         """Fail if no database can be made here.

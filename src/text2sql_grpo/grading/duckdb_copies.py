@@ -10,10 +10,9 @@ from pathlib import Path
 import duckdb
 
 from text2sql_grpo.errors import DataError
-from text2sql_grpo.files import draft
+from text2sql_grpo.files import draft, prune_once
 from text2sql_grpo.grading.copies import as_text, fill, run_script
 from text2sql_grpo.grading.mirror import Catalogue, Mirror, Step, read, table_sql
-from text2sql_grpo.grading.suite_folder import prune_once
 from text2sql_grpo.sql.address import Database
 from text2sql_grpo.sql.executor import SQLExecutor
 from text2sql_grpo.sql.names import quote_name
@@ -61,8 +60,6 @@ class DuckDBCopies:
     Args:
         folder: One folder for all: workers start again when they need another one.
     """
-
-    max_suites = 65_536
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

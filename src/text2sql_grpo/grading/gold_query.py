@@ -1,9 +1,7 @@
 """Dependencies of a gold query: its tables, columns, literals, links between columns, group sizes."""
 
-import sqlite3
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 from types import MappingProxyType
@@ -25,19 +23,26 @@ from text2sql_grpo.grading.query_columns import (
     with_strings,
     with_views,
 )
-from text2sql_grpo.grading.regular_expressions import expressions_in
-from text2sql_grpo.grading.text_parts import cuts_in, like_of, searches_in, unescaped
-from text2sql_grpo.grading.time_steps import Step, steps_in
+from text2sql_grpo.grading.query_values import (
+    expressions_in,
+    literal_value,
+    literals_in,
+    searches_in,
+    steps_in,
+)
+from text2sql_grpo.grading.time_steps import Step
 from text2sql_grpo.sql.outcome import Cell
-from text2sql_grpo.sql.query import Unread, number_value, read_query, write_query
+from text2sql_grpo.sql.query import Unread, read_query
 from text2sql_grpo.sql.schema import Schema
 
-DATE_FUNCTIONS = ("date", "time", "datetime", "julianday", "unixepoch", "strftime")
 _SCALAR = (
     *(exp.Add, exp.Sub, exp.Mul, exp.Div, exp.Neg, exp.Paren, exp.Literal, exp.Column, exp.Identifier),
     *(exp.Length, exp.Abs, exp.Round, exp.Cast, exp.DataType, exp.DataTypeParam, exp.Coalesce),
 )
-MAX_INTEGER = 2**60  # twice as much is still an integer of SQLite
+_CUT = (
+    *(exp.Substring, exp.Left, exp.Right, exp.StrPosition, exp.Split, exp.SplitPart),
+    *(exp.RegexpExtract, exp.Trim, exp.Replace, exp.Cast, exp.TryCast),
+)
 MAX_NODES = 1_000  # a longer query gets no test databases: mutating it would take too long
 
 
@@ -71,7 +76,7 @@ class GoldQuery:
         tables: Tables that it reads.
         columns: Columns that it reads.
         literals: Values that a column, or a function of it, is compared with, not the function's own
-            arguments; a LIKE pattern as `text_parts.unescaped` returns it.
+            arguments; a LIKE pattern as `near_values.unescaped` returns it.
         patterns: Literals that are patterns.
         constants: Values of all its literals, keys in brackets aside.
         expressions: Regular expressions that it searches a column's texts for.
@@ -130,7 +135,7 @@ def read_gold(
     parsed = read_query(sql, dialect).tree
     if not isinstance(parsed, exp.Query) or sum(1 for _ in parsed.walk()) > MAX_NODES:
         return None
-    parsed = with_views(parsed, views)
+    parsed = with_views(parsed, views) if views else parsed
     try:
         tree = normalize_identifiers(with_strings(parsed, schema), dialect="sqlite")
         scopes = traverse_scope(tree)
@@ -146,7 +151,7 @@ def read_gold(
     if not tables:
         return None
     compared, columns_compared = with_computed(tree, declared)
-    literals, patterns, group_sizes = _literals(compared, columns_compared)
+    literals, patterns, group_sizes = literals_in(compared, columns_compared)
     steps: defaultdict[ColumnRef, list[Step]] = defaultdict(list)
     for columns, found, moved in steps_in(compared, columns_compared):
         for column in columns:
@@ -165,6 +170,7 @@ def read_gold(
         for part in tree.find_all(exp.Group, exp.Window)
         for key in (part.args.get("partition_by") or [] if isinstance(part, exp.Window) else [part])
     ]
+    outside = (node for node in tree.find_all(exp.Literal) if not isinstance(node.parent, exp.Bracket))
     sums = [
         node
         for node in tree.find_all(exp.Sum, exp.Avg, exp.Anonymous)
@@ -177,7 +183,7 @@ def read_gold(
         columns=frozenset(columns_of.values()),
         literals={column: tuple(dict.fromkeys(values)) for column, values in literals.items() if values},
         patterns=frozenset(patterns),
-        constants=tuple(_constants(tree)),
+        constants=tuple(value for value in dict.fromkeys(map(literal_value, outside)) if value is not None),
         expressions={column: tuple(dict.fromkeys(found)) for column, found in expressions.items()},
         links=tuple(_links(tree, columns_of)),
         grouped=_columns_in(grouped, columns_of),
@@ -188,7 +194,7 @@ def read_gold(
         missing=frozenset(_missing(tree, columns_of)),
         summed=_columns_in(sums, columns_of),
         divided=_columns_in(tree.find_all(exp.Mod), columns_of),
-        cut=frozenset(cuts_in(tree, columns_of)),
+        cut=_columns_in(tree.find_all(*_CUT), columns_of),
         trimmed=_columns_in(tree.find_all(exp.Trim), columns_of),
         steps={column: tuple(dict.fromkeys(found)) for column, found in steps.items()},
     )
@@ -207,92 +213,6 @@ def why_unread(sql: str, dialect: str = "sqlite") -> str:
         return "it is not a query"
     n_nodes = sum(1 for _ in query.tree.walk())
     return f"it is too long: {n_nodes} nodes, more than {MAX_NODES}" if n_nodes > MAX_NODES else ""
-
-
-def literal_value(node: exp.Expr) -> Cell:
-    """Value of a literal, with its minus sign; None for any other node, and beyond SQLite's integers."""
-    if not isinstance(node, exp.Literal):
-        return None
-    if node.is_string:
-        return str(node.this)
-    number = number_value(node.this)
-    if number is None or abs(number) >= MAX_INTEGER:
-        return None
-    number = -number if isinstance(node.parent, exp.Neg) else number
-    return int(number) if number % 1 == 0 and "." not in node.this else number
-
-
-def _compared_value(node: exp.Expr) -> Cell:
-    """Value that stands in a comparison: a literal, or a function of literals such as date('now').
-
-    None for an argument of another function, as formats, modifiers and positions are no values of a column,
-    and for a factor of one.
-    """
-    if isinstance(node.find_ancestor(exp.Func, *COMPARISONS), exp.Func) and not _keeps_values(node.parent):
-        return None
-    if isinstance(node.parent, exp.Mul | exp.Div | exp.Mod) and node.parent.find(exp.Column):
-        return None
-    if isinstance(node, exp.Func) and not isinstance(node, (*COMPARISONS, exp.Connector)):
-        if node.find(exp.Column, exp.Query, exp.AggFunc) or not node.find(exp.Literal):
-            return None
-        with closing(sqlite3.connect(":memory:")) as connection, suppress(sqlite3.Error, ValueError):
-            connection.set_authorizer(_allow_dates)
-            value: Cell = connection.execute(f"SELECT {write_query(node)}").fetchone()[0]
-            return value
-    return literal_value(node)
-
-
-def _allow_dates(action: int, _: str | None, name: str | None, *__: str | None) -> int:
-    """Authorizer that allows date functions of literals, since the text may be a model's."""
-    is_allowed = action == sqlite3.SQLITE_SELECT or (
-        action == sqlite3.SQLITE_FUNCTION and name in DATE_FUNCTIONS
-    )
-    return sqlite3.SQLITE_OK if is_allowed else sqlite3.SQLITE_DENY
-
-
-def _keeps_values(node: exp.Expr | None) -> bool:
-    """True for functions whose arguments are values of the result."""
-    while isinstance(node, exp.Neg | exp.Paren | exp.Binary):
-        node = node.parent
-    return isinstance(node, exp.Coalesce | exp.If | exp.Case | exp.AggFunc | exp.Upper | exp.Lower | exp.Abs)
-
-
-def _literals(
-    tree: exp.Query, columns_of: dict[int, ColumnRef]
-) -> tuple[dict[ColumnRef, list[Cell]], set[str], list[int]]:
-    literals: defaultdict[ColumnRef, list[Cell]] = defaultdict(list)
-    patterns: set[str] = set()
-    group_sizes: list[int] = []
-    for node in tree.find_all(*COMPARISONS):
-        below = list(inside(node))
-        values = [value for value in map(_compared_value, below) if value is not None]
-        if isinstance(node, exp.Like | exp.Glob):
-            if isinstance(node.parent, exp.Escape):
-                escape = node.parent.expression.name
-                values = [unescaped(value, escape) for value in values if isinstance(value, str)]
-            if isinstance(node, exp.Glob):
-                values = [like_of(value) for value in values if isinstance(value, str)]
-            patterns.update(value for value in values if isinstance(value, str))
-        if any(isinstance(part, exp.Count | exp.Window) for part in below):
-            group_sizes += [value for value in values if isinstance(value, int)]
-            continue
-        for column in columns_among(below, columns_of):
-            literals[column] += values
-    for spec in tree.find_all(exp.WindowSpec):
-        bounds = [
-            literal_value(bound)
-            for name in ("start", "end")
-            if isinstance(bound := spec.args.get(name), exp.Expr)
-        ]
-        group_sizes += [bound + 1 for bound in bounds if isinstance(bound, int)]
-    for limit in tree.find_all(exp.Limit, exp.Offset):
-        group_sizes += [v for v in map(literal_value, limit.find_all(exp.Literal)) if isinstance(v, int)]
-    return literals, patterns, group_sizes
-
-
-def _constants(tree: exp.Query) -> Iterator[Cell]:
-    nodes = (node for node in tree.find_all(exp.Literal) if not isinstance(node.parent, exp.Bracket))
-    yield from dict.fromkeys(value for value in map(literal_value, nodes) if value is not None)
 
 
 def _links(tree: exp.Query, columns_of: dict[int, ColumnRef]) -> Iterable[tuple[ColumnRef, ColumnRef]]:

@@ -1,22 +1,37 @@
-"""Result of a gold on one database, and comparison of predictions with it, today and on a later day."""
+"""Result of a gold query on one database, and all other results that it allows.
 
+It may return the rows that tie at its LIMIT in several ways. Its result need not hold what it is sorted by.
+So it is run once more without LIMIT, with its sort keys as extra columns and each row's rank under them.
+"""
+
+import math
 import re
+from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property, partial
+from itertools import groupby
 from typing import Self
 
 from sqlglot import exp
 
-from text2sql_grpo.grading.rows import TieGroup
-from text2sql_grpo.grading.strict import Difference, column_order, compare_strict, has_top_level_order
-from text2sql_grpo.grading.ties import tie_groups, widened_query
+from text2sql_grpo.grading.strict import (
+    Difference,
+    TieGroup,
+    column_order,
+    compare_strict,
+    find_nothing,
+    has_top_level_order,
+)
 from text2sql_grpo.sql.address import Database, parse_address
 from text2sql_grpo.sql.engines import DIALECTS
 from text2sql_grpo.sql.executor import SQLExecutor
 from text2sql_grpo.sql.outcome import Cell, ExecutionOutcome, Limits, Row
-from text2sql_grpo.sql.query import read_query, write_query
+from text2sql_grpo.sql.query import number_value, read_query, write_query
 
+KEY_TOLERANCE = 1e-12  # relative; keys this close differ by rounding alone and tie
+RANKS_BEYOND_LIMIT = 10  # rows whose keys may be that close to the last one shown
 _MOMENT = re.compile(r"\d{4}-\d\d-\d\d([ T]\d\d:\d\d(:\d\d(\.\d{1,6})?)?(Z|[+-]\d\d(:?\d\d)?)?)?")
 
 # Names that no table has: a prediction that ran by itself cannot read them.
@@ -46,24 +61,16 @@ class GoldResult:
         outcome: Outcome of the gold as written.
     """
 
-    def __init__(
-        self,
-        sql: str,
-        run: Callable[[str], ExecutionOutcome],
-        *,
-        dialect: str = "sqlite",
-        outcome: ExecutionOutcome | None = None,
-    ) -> None:
+    def __init__(self, sql: str, run: Callable[[str], ExecutionOutcome], *, dialect: str = "sqlite") -> None:
         """Run a gold.
 
         Args:
             sql: The gold.
             run: Runs a query on the database.
             dialect: Name of the gold's dialect in sqlglot.
-            outcome: Outcome of the gold; None to run it.
         """
         self.sql = sql
-        self.outcome = run(sql) if outcome is None else outcome
+        self.outcome = run(sql)
         self._run = run
         self._dialect = dialect
         self._is_ordered = has_top_level_order(sql, dialect)
@@ -84,8 +91,16 @@ class GoldResult:
             return self.difference(self.outcome, self.sql) == "equal"
         return self.outcome.is_ok
 
-    def accepts(self, outcome: ExecutionOutcome, sql: str) -> bool:
-        """True if a query ran and returns what the gold may; all rows of a tie at its LIMIT are right too."""
+    def accepts(self, outcome: ExecutionOutcome, sql: str = "", *, may_find_nothing: bool = False) -> bool:
+        """True if a query ran and returns what the gold may; all rows of a tie at its LIMIT are right too.
+
+        Args:
+            outcome: The query's outcome.
+            sql: The query, which is run again if the rows of both were cut.
+            may_find_nothing: Whether it may also differ in how it shows that no row matches.
+        """
+        if may_find_nothing and outcome.is_ok and find_nothing(self.outcome, outcome):
+            return True
         return outcome.is_ok and self.difference(outcome, sql, accepts_whole_ties=True) == "equal"
 
     def on_later_day(self, sql: str) -> str | None:
@@ -112,7 +127,8 @@ class GoldResult:
         known, shown = (o._replace(rows=_with_moments(o.rows)) for o in (self.outcome, predicted))
         if (known.rows, shown.rows) == (self.outcome.rows, predicted.rows):
             return found
-        return compare(known, shown, ties=lambda: self._tied_moments)
+        tied = tuple(TieGroup(_with_moments(group.rows), group.n_taken) for group in self._ties or ())
+        return compare(known, shown, ties=lambda: tied or None)
 
     @cached_property
     def _ties(self) -> tuple[TieGroup, ...] | None:
@@ -120,10 +136,6 @@ class GoldResult:
         if widened is None:
             return None
         return tie_groups(widened, self.outcome, self._run(widened.sql))
-
-    @cached_property
-    def _tied_moments(self) -> tuple[TieGroup, ...] | None:
-        return self._ties and tuple(TieGroup(_with_moments(g.rows), g.n_taken) for g in self._ties)
 
     def _compare_large(self, predicted: ExecutionOutcome, predicted_sql: str) -> Difference:
         """`equal`, or the first difference between two queries whose outcomes were both cut.
@@ -152,6 +164,185 @@ def have_one_result(first: GoldResult, second: GoldResult) -> bool:
         return False
     found = first.difference(second.outcome, second.sql), second.difference(first.outcome, first.sql)
     return "equal" in found
+
+
+@dataclass(frozen=True)
+class WidenedQuery:
+    """A gold without LIMIT, its columns followed by sort keys and last the rank under them.
+
+    Attributes:
+        sql: The query. Its rows are in the order of their rank.
+        n_columns: Columns of the gold.
+        keys: Indices of the sort keys in the widened rows; empty if the gold has no order.
+        start: Rows that OFFSET skips.
+        end: Rows up to the end of LIMIT; None without LIMIT.
+        is_distinct: True if keys were added under SELECT DISTINCT, where they may add rows.
+    """
+
+    sql: str
+    n_columns: int
+    keys: tuple[int, ...]
+    start: int
+    end: int | None
+    is_distinct: bool
+
+
+def widened_query(gold_sql: str, columns: Sequence[str], dialect: str = "sqlite") -> WidenedQuery | None:
+    """Widened form of a gold; None if it has neither order nor limit, or cannot be widened.
+
+    Args:
+        columns: Names of the gold's columns, as executed.
+        dialect: Name of the gold's dialect in sqlglot.
+
+    >>> widened_query("SELECT name FROM t ORDER BY age DESC LIMIT 3", ["name"]).sql
+    'WITH _gold(c0, k0) AS MATERIALIZED (SELECT name, age AS k0 FROM t) SELECT * FROM (SELECT *, rank() OVER (ORDER BY k0 DESC) AS _rank FROM _gold) AS _ranked WHERE _rank <= 13 ORDER BY _rank'
+    """  # noqa: E501 (the output of an example)
+    query = read_query(gold_sql, dialect).tree
+    if not isinstance(query, exp.Select | exp.SetOperation):
+        return None
+    order, limit, offset = (query.args.get(part) for part in ("order", "limit", "offset"))
+    start = _whole_number(offset.expression) if offset else 0
+    end = _whole_number(limit.expression) if limit else None
+    if not (order or limit) or start is None or (limit and end is None):
+        return None
+    end = None if end is None else start + end
+    inner = query.copy()
+    for part in ("order", "limit", "offset"):
+        inner.set(part, None)
+    names = [f"c{i}" for i in range(len(columns))]
+    keys: list[int] = []
+    terms = []
+    for term in order.expressions if order else []:
+        index = _output_column(term.this, query, columns)
+        if index is None:
+            if not isinstance(inner, exp.Select):
+                return None
+            index = len(names)
+            names.append(f"k{index - len(columns)}")
+            inner.select(exp.alias_(term.this.copy(), names[index]), copy=False)
+        keys.append(index)
+        ranked = term.copy()
+        ranked.set("this", exp.column(names[index]))
+        terms.append(write_query(ranked, dialect))
+    core = write_query(inner, dialect)
+    if core is None or None in terms:
+        return None
+    rank = f"rank() OVER (ORDER BY {', '.join(filter(None, terms))})" if terms else "1"
+    bound = "" if end is None else f" WHERE _rank <= {end + RANKS_BEYOND_LIMIT}"
+    sql = (
+        f"WITH _gold({', '.join(names)}) AS MATERIALIZED ({core}) "
+        f"SELECT * FROM (SELECT *, {rank} AS _rank FROM _gold) AS _ranked{bound} ORDER BY _rank"
+    )
+    is_distinct = (
+        bool(query.args.get("distinct")) and isinstance(query, exp.Select) and len(names) > len(columns)
+    )
+    return WidenedQuery(sql, len(columns), tuple(keys), start, end, is_distinct)
+
+
+def _whole_number(node: exp.Expr) -> int | None:
+    number = number_value(node.this) if isinstance(node, exp.Literal) and not node.is_string else None
+    return number if isinstance(number, int) else None
+
+
+def _output_column(term: exp.Expr, query: exp.Query, columns: Sequence[str]) -> int | None:
+    """Index of the gold's column that an ORDER BY term names; None for another expression."""
+    place = _whole_number(term)
+    if place is not None:
+        return place - 1 if 1 <= place <= len(columns) else None
+    projections = query.selects
+    if len(projections) == len(columns) and not any(part.is_star for part in projections):
+        if isinstance(term, exp.Column) and not term.table:
+            aliases = [part.alias.lower() if isinstance(part, exp.Alias) else None for part in projections]
+            if term.name.lower() in aliases:
+                return aliases.index(term.name.lower())
+        for index, part in enumerate(projections):
+            if part.unalias() == term:
+                return index
+    names = [name.lower() for name in columns]
+    if isinstance(query, exp.SetOperation) and isinstance(term, exp.Column) and term.name.lower() in names:
+        return names.index(term.name.lower())
+    return None
+
+
+def tie_groups(
+    widened: WidenedQuery, gold: ExecutionOutcome, outcome: ExecutionOutcome
+) -> tuple[TieGroup, ...] | None:
+    """Groups of rows that the gold may return, in order, from its outcome and that of the widened query.
+
+    Returns:
+        None if the widened query failed, was cut, or does not explain the gold's rows.
+    """
+    if not outcome.is_ok or outcome.is_truncated:
+        return None
+    merged: list[list[Row]] = []
+    last_key: Row = ()
+    for _, tied in groupby(outcome.rows, key=lambda row: row[-1]):
+        rows = list(tied)
+        key = tuple(rows[0][index] for index in widened.keys)
+        if merged and all(map(_keys_tie, last_key, key)):
+            merged[-1] += rows
+        else:
+            merged.append(rows)
+        last_key = key
+    groups = []
+    position = 0
+    for rows in merged:
+        first, last = max(position, widened.start), position + len(rows)
+        last = last if widened.end is None else min(last, widened.end)
+        position += len(rows)
+        if last > first:
+            groups.append(TieGroup(tuple(row[: widened.n_columns] for row in rows), last - first))
+    return tuple(groups) if _explains(groups, gold.rows, widened) else None
+
+
+def _keys_tie(left: Cell, right: Cell) -> bool:
+    if isinstance(left, float) and isinstance(right, int | float):
+        return math.isclose(left, right, rel_tol=KEY_TOLERANCE)
+    return left == right
+
+
+def _explains(groups: Sequence[TieGroup], rows: Sequence[Row], widened: WidenedQuery) -> bool:
+    if sum(group.n_taken for group in groups) != len(rows):
+        return False
+    if widened.is_distinct:
+        known = [row for group in groups for row in group.rows]
+        if len(set(known)) < len(known):  # a row with several keys: its place is not defined
+            return False
+    start = 0
+    for group in groups:
+        if not Counter(rows[start : start + group.n_taken]) <= Counter(group.rows):
+            return False
+        start += group.n_taken
+    return True
+
+
+def with_ties_decided(tree: exp.Query, dialect: str = "sqlite") -> tuple[str, ...]:
+    """The gold with ties of each ORDER BY and LIMIT broken by the columns, ascending and descending.
+
+    If the two have one result, no tie matters to it.
+
+    >>> from sqlglot import parse_one
+    >>> with_ties_decided(parse_one("SELECT a FROM t ORDER BY b LIMIT 1", dialect="sqlite"))
+    ('SELECT a FROM t ORDER BY b, 1 ASC LIMIT 1', 'SELECT a FROM t ORDER BY b, 1 DESC LIMIT 1')
+    """
+    decided = []
+    for is_descending in (False, True):
+        copy = tree.copy()
+        for query in copy.find_all(exp.Query):
+            is_cut = query.args.get("order") is not None or query.args.get("limit") is not None
+            if not isinstance(query, exp.Select | exp.SetOperation) or not is_cut or query.is_star:
+                continue
+            order = query.args.get("order") or exp.Order(expressions=[])
+            for place in range(1, len(query.selects) + 1):
+                order.append(
+                    "expressions",
+                    exp.Ordered(
+                        this=exp.Literal.number(place), desc=is_descending, nulls_first=not is_descending
+                    ),
+                )
+            query.set("order", order)
+        decided.append(copy.sql(dialect))
+    return tuple(dict.fromkeys(decided))
 
 
 def _with_moments(rows: tuple[Row, ...]) -> tuple[Row, ...]:

@@ -7,8 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from text2sql_grpo.grading.base_sample import DatabaseSample, quoted
-from text2sql_grpo.grading.expression_time import MAX_BYTES
+from text2sql_grpo.grading.base_sample import MAX_BYTES, DatabaseSample, quoted
 from text2sql_grpo.grading.gold_result import GoldResult
 from text2sql_grpo.sql.outcome import Cell, ExecutionOutcome, Row
 
@@ -135,33 +134,21 @@ def run_gold(connection: SmallDatabase, sql: str) -> ExecutionOutcome:
     return ExecutionOutcome("ok", columns, tuple(rows[:MAX_ROWS]), len(rows) > MAX_ROWS)
 
 
-def differs_from(
-    connection: SmallDatabase, gold_sql: str, result: ExecutionOutcome
-) -> Callable[[ExecutionOutcome], bool]:
-    """Predicate that is True for outcomes on one database that the gold, with this result, may not return."""
-    gold = GoldResult(gold_sql, partial(run_gold, connection), outcome=result)
-    return lambda other: not gold.accepts(other, "")
-
-
 def is_stable(
-    base: DatabaseSample,
-    connection: SmallDatabase,
-    gold_sql: str,
-    again: Sequence[str],
-    differs: Callable[[ExecutionOutcome], bool],
+    base: DatabaseSample, connection: SmallDatabase, gold: GoldResult, again: Sequence[str]
 ) -> bool:
     """True if the gold has one result in any order of the scan, except for ties of its outermost order.
 
     Then no bare column of a group and no inner tie decides, so that a right query with another plan agrees.
 
     Args:
+        gold: Its result on the small database.
         again: The gold with ties broken in other ways.
-        differs: True for outcomes that differ from the gold's on the small database.
     """
-    if any(differs(run_gold(connection, sql)) for sql in again):
+    if not all(gold.accepts(run_gold(connection, sql)) for sql in again):
         return False
     with closing(reversed_copy(base, connection)) as copy:
-        return not differs(run_gold(copy, gold_sql))
+        return gold.accepts(run_gold(copy, gold.sql))
 
 
 def _insert(connection: sqlite3.Connection, table: str, columns: Sequence[str], rows: Sequence[Row]) -> None:

@@ -20,7 +20,7 @@ from sqlglot import exp
 from sqlglot.errors import SqlglotError
 
 from text2sql_grpo.errors import DataError
-from text2sql_grpo.files import draft
+from text2sql_grpo.files import draft, prune_once
 from text2sql_grpo.grading.base_sample import (
     DatabaseSample,
     Statement,
@@ -32,10 +32,8 @@ from text2sql_grpo.grading.base_sample import (
 from text2sql_grpo.grading.gold_result import GoldResult
 from text2sql_grpo.grading.materialise import materialise
 from text2sql_grpo.grading.nested import read_nested
-from text2sql_grpo.grading.suite_folder import prune_once
 from text2sql_grpo.grading.time_steps import read_step
 from text2sql_grpo.sql.address import Database, parse_address
-from text2sql_grpo.sql.engines import DIALECTS
 from text2sql_grpo.sql.executor import SQLExecutor
 from text2sql_grpo.sql.outcome import Cell, Limits, Row
 from text2sql_grpo.sql.query import in_dialect, read_query, write_query
@@ -79,12 +77,6 @@ def table_sql(table: Table) -> str:
     return ".".join(quoted(part) for part in (table.namespace, table.name) if part)
 
 
-def _writable(schema: Schema) -> Schema:
-    """Schema without generated columns, which a copy computes."""
-    tables = (replace(t, columns=tuple(c for c in t.columns if not c.is_generated)) for t in schema.tables)
-    return replace(schema, tables=tuple(tables))
-
-
 class Step(NamedTuple):
     """Statement that makes a part of a database; `name`: the table or view that it makes, or nothing."""
 
@@ -113,11 +105,11 @@ class Catalogue:
 
 @dataclass(frozen=True)
 class Mirror:
-    """SQLite file in place of a database: the file itself if it is one, else a mirror of it.
+    """SQLite file in place of a database of another engine.
 
     Attributes:
         path: The SQLite file.
-        catalogue: How the database is made; empty if it is the SQLite file.
+        catalogue: How the database is made.
         schema: Schema of the database, with the columns that the mirror has.
         gaps: Reason for each table and view that the mirror lacks, by the name in lower case.
         allowed: All values that a copy may hold, of each column (after its table) of few or opaque ones.
@@ -131,29 +123,15 @@ class Mirror:
     allowed: dict[tuple[str, str], tuple[Cell, ...]]
     is_whole: bool = True
 
-    @classmethod
-    def of_file(cls, path: Path) -> "Mirror":
-        """SQLite file, which is its own mirror."""
-        return cls(path, Catalogue("sqlite", (), ()), Schema(()), {}, {})
-
     @property
     def dialect(self) -> str:
         """Name of the database's SQL in sqlglot."""
         return self.catalogue.dialect
 
     @property
-    def is_database(self) -> bool:
-        """True if the database is the SQLite file."""
-        return not DIALECTS[self.dialect].needs_mirror
-
-    @property
     def tables(self) -> tuple[Table, ...]:
         """Tables that it has."""
         return tuple(table for table in self.schema.tables if table.name.lower() not in self.gaps)
-
-    def in_sqlite(self, sql: str) -> str | None:
-        """Query in SQLite's SQL; None if sqlglot cannot parse it."""
-        return sql if self.is_database else as_sqlite(sql, self.dialect)
 
     def with_plain_values(self, sql: str) -> str:
         """Query in the database's SQL whose dates, intervals and labels are texts, as in the mirror."""
@@ -287,8 +265,13 @@ def build_mirror(
     Raises:
         DataError: The database cannot be read, or the folder cannot be written.
     """
-    computed = {t.name: [c for c in t.columns if c.is_generated] for t in schema.tables if is_copied}
-    schema = _writable(schema) if is_copied else schema
+    computed: dict[str, list[Column]] = {}
+    if is_copied:
+        computed = {t.name: [c for c in t.columns if c.is_generated] for t in schema.tables}
+        stored = (
+            replace(t, columns=tuple(c for c in t.columns if not c.is_generated)) for t in schema.tables
+        )
+        schema = replace(schema, tables=tuple(stored))
     names = [table.name.lower() for table in schema.tables]
     gaps = {name.lower(): reason for name, reason in catalogue.gaps}
     gaps |= {name: "several tables have this name" for name in names if names.count(name) > 1}
@@ -297,17 +280,12 @@ def build_mirror(
     for table in schema.tables:
         if table.name.lower() in gaps:
             continue
-        reason = _why_not_mirrored(executor, database, table) if is_copied else ""
-        if reason:
-            gaps[table.name.lower()] = reason
-            continue
         try:
+            if is_copied:
+                _check_text_forms(executor, database, table)
             found = _rows(executor, database, table, schema, max_rows)
         except DataError as error:
             gaps[table.name.lower()] = str(error)
-            continue
-        if any(isinstance(cell, int) and abs(cell) > MAX_SQLITE_INTEGER for row in found for cell in row):
-            gaps[table.name.lower()] = "it holds an integer of more than 64 bits"
             continue
         samples.append(without_rows(table))
         rows[table.name] = found
@@ -382,14 +360,15 @@ def read(executor: SQLExecutor, database: Database, sql: str) -> tuple[Row, ...]
     return outcome.rows
 
 
-def _why_not_mirrored(executor: SQLExecutor, database: Database, table: Table) -> str:
-    """Why the mirror cannot hold a table; empty if it can.
+def _check_text_forms(executor: SQLExecutor, database: Database, table: Table) -> None:
+    """Refuse a table whose values the engine does not read back from their texts: they would be changed.
 
-    A value whose text the engine does not read back as the same value would be changed in silence.
+    Raises:
+        DataError: With the reason.
     """
     folded = [column.name.lower() for column in table.columns]
     if len(set(folded)) < len(folded):
-        return "two columns differ only in case"
+        raise DataError("two columns differ only in case")
     others = [column for column in table.columns if mirror_type(column) in ("TEXT", "OPAQUE")]
     lost = [
         f"count(*) FILTER (WHERE {quoted(c.name)} IS NOT NULL AND CAST(CAST(CAST({quoted(c.name)} AS TEXT)"
@@ -397,16 +376,15 @@ def _why_not_mirrored(executor: SQLExecutor, database: Database, table: Table) -
         for c in others
     ]
     if not lost:
-        return ""
+        return
     listed = ", ".join(quoted(column.name) for column in table.columns)
     source = f"(SELECT {listed} FROM {table_sql(table)} LIMIT {MAX_ROWS}) AS rows_"
     outcome = executor.execute(database, f"SELECT {', '.join(lost)} FROM {source}", limits=LIMITS)
     if not outcome.is_ok:
-        return f"a type is not read back from its text ({outcome.error})"
+        raise DataError(f"a type is not read back from its text ({outcome.error})")
     for column, n_lost in zip(others, outcome.rows[0], strict=True):
         if n_lost:
-            return f"column {column.name} of type {column.type} is not read back from its text"
-    return ""
+            raise DataError(f"column {column.name} of type {column.type} is not read back from its text")
 
 
 def _create(sample: TableSample, columns: Sequence[Column], computed: Sequence[Column], dialect: str) -> str:
@@ -467,7 +445,11 @@ def _rows(
     schema: Schema,
     max_rows: int,
 ) -> list[Row]:
-    """First rows of a table, and those that the first rows of other tables refer to."""
+    """First rows of a table, and those that the first rows of other tables refer to.
+
+    Raises:
+        DataError: They cannot be read, or SQLite cannot hold them.
+    """
     shown = ", ".join(
         quoted(column.name)
         if mirror_type(column) in ("INTEGER", "REAL", "BOOLEAN")
@@ -485,6 +467,8 @@ def _rows(
                 query = f"SELECT {shown} FROM {table_sql(table)} WHERE ({parents}) IN ({used})"
                 known = set(rows)
                 rows += [row for row in read(executor, database, query) if row not in known]
+    if any(isinstance(cell, int) and abs(cell) > MAX_SQLITE_INTEGER for row in rows for cell in row):
+        raise DataError("it holds an integer of more than 64 bits")
     columns = [
         _normalised(column, cells)
         for column, cells in zip(table.columns, zip(*rows, strict=True), strict=False)

@@ -5,8 +5,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from random import Random
 
-from text2sql_grpo.grading.near_values import as_column_value, near_values, of_other_lengths
-from text2sql_grpo.grading.text_parts import matching_texts, reshaped
+from text2sql_grpo.grading.near_values import (
+    as_column_value,
+    matching_texts,
+    near_values,
+    of_other_lengths,
+    reshaped,
+)
 from text2sql_grpo.sql.outcome import Cell
 
 _NUMBER = re.compile(r"-?\d+(\.\d+)?")

@@ -15,13 +15,16 @@ from text2sql_grpo.grading.base_sample import DatabaseSample, Reference, TableSa
 from text2sql_grpo.grading.gold_query import Aim, GoldQuery
 from text2sql_grpo.grading.near_values import (
     as_column_value,
+    fitted,
     is_number_as_text,
+    matching_texts,
     near_values,
     of_other_lengths,
+    reshaped,
+    with_number,
 )
 from text2sql_grpo.grading.nested import draw_nested
 from text2sql_grpo.grading.regular_expressions import texts_around
-from text2sql_grpo.grading.text_parts import fitted, matching_texts, reshaped, with_number
 from text2sql_grpo.grading.time_steps import stepped
 from text2sql_grpo.sql.outcome import Cell, Row
 
@@ -207,7 +210,7 @@ class _Content:
                 texts = with_number(literal, alike)
                 exact, near = exact + texts[:1], near + texts[1:]
         for expression in self.gold.expressions.get(column, ()):
-            matching, beside = texts_around(expression, table.values(position), self.rng)
+            matching, beside = texts_around(expression, table.values[position], self.rng)
             exact, near = exact + matching, near + beside
         if column in self.gold.divided:  # a remainder is no value of its column
             near = _keeping_sign(near, alike)
@@ -236,7 +239,7 @@ class _Content:
                     sample = self.base.tables[name]
                     made = self.rows.get(name)
                     place = sample.columns.index(other)
-                    found = [row[place] for row in made] if made else sample.values(place)
+                    found = [row[place] for row in made] if made else sample.values[place]
                     fitting = [value for value in found if type(value) in kinds]
                     values = values[:MAX_POOL] + [v for v in fitting if not dates or dates.read(v)]
         if not dates and all(type(value) is int for value in values):
@@ -562,7 +565,7 @@ def _padded(values: Sequence[Cell]) -> list[Cell]:
 
 def _alike(table: TableSample, position: int) -> list[Cell]:
     """Values of a column; made-up ones by SQLite's type affinity if it has none."""
-    if known := table.values(position):
+    if known := table.values[position]:
         return known
     upper = table.types[position].upper()
     if "DATE" in upper or "TIME" in upper:

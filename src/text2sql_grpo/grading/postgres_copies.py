@@ -27,10 +27,12 @@ Connection = psycopg.Connection[tuple[Any, ...]]
 _OWN = "n.nspname <> 'information_schema' AND n.nspname NOT LIKE 'pg\\_%'"
 _NAME = "quote_ident(n.nspname) || '.' || quote_ident({}.{}name)"
 _COLUMNS = f"""
-    SELECT n.nspname, c.relname, a.attname, format_type(a.atttypid, a.atttypmod), NOT a.attnotnull,
-        CASE WHEN a.attcollation <> t.typcollation THEN (SELECT quote_ident(l.collname) FROM pg_collation l
-            WHERE l.oid = a.attcollation) END,
-        CASE WHEN a.attgenerated <> '' THEN pg_get_expr(d.adbin, d.adrelid) END
+    SELECT n.nspname, c.relname, quote_ident(a.attname) || ' ' || format_type(a.atttypid, a.atttypmod)
+        || coalesce((SELECT ' COLLATE ' || quote_ident(l.collname) FROM pg_collation l
+            WHERE l.oid = a.attcollation AND a.attcollation <> t.typcollation), '')
+        || CASE WHEN a.attgenerated <> ''
+            THEN ' GENERATED ALWAYS AS (' || pg_get_expr(d.adbin, d.adrelid) || ') STORED' ELSE '' END
+        || CASE WHEN a.attnotnull THEN ' NOT NULL' ELSE '' END
     FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid JOIN pg_namespace n ON n.oid = c.relnamespace
         JOIN pg_type t ON t.oid = a.atttypid
         LEFT JOIN pg_attrdef d ON d.adrelid = c.oid AND d.adnum = a.attnum
@@ -111,8 +113,6 @@ class PostgresCopies:
         url: URL of a superuser of another server; empty for the private one.
     """
 
-    max_suites = 128  # a copy takes 8 MB
-
     def __init__(self, cache: Path, url: str = "") -> None:
         self._cache = cache
         self._url = url
@@ -134,8 +134,7 @@ class PostgresCopies:
         search_path = str(read(executor, database, _SEARCH_PATH)[0][0])
         script = [Step(str(sql)) for (sql,) in read(executor, database, _BEFORE_TABLES)]
         for table in dict.fromkeys(row[:2] for row in columns):
-            parts = [_definition(*row[2:]) for row in columns if row[:2] == table]
-            parts += [str(text) for *place, text in constraints if tuple(place) == table]
+            parts = [str(text) for *place, text in (*columns, *constraints) if tuple(place) == table]
             full = ".".join(quoted(str(part)) for part in table)
             script.append(Step(f"CREATE TABLE {full} ({', '.join(parts)})", str(table[1])))
         script += [Step(str(sql)) for (sql,) in read(executor, database, _INDEXES)]
@@ -232,22 +231,6 @@ class PostgresCopies:
 
     def _new_name(self) -> str:
         return f"{COPY_PREFIX}{self._token}_{next(self._numbers)}"
-
-
-def _definition(
-    name: object,
-    kind: object,
-    is_nullable: object,
-    collation: object,
-    generated: object,
-) -> str:
-    """Column of a CREATE TABLE."""
-    return (
-        f"{quoted(str(name))} {kind}"
-        + (f" COLLATE {collation}" if collation else "")
-        + (f" GENERATED ALWAYS AS ({generated}) STORED" if generated else "")
-        + ("" if is_nullable else " NOT NULL")
-    )
 
 
 def _insertion(table: Table, rows: Sequence[Row]) -> tuple[str, list[list[str | None]]]:

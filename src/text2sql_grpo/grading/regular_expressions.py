@@ -3,66 +3,27 @@
 import re
 import string
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from random import Random
+from re import _compiler as compiler  # type: ignore[attr-defined]
 from re import _parser as parser  # type: ignore[attr-defined]  # the parts of a pattern
 from typing import Any
 
 import regex
-from sqlglot import exp
 
-from text2sql_grpo.grading.query_columns import ColumnRef, columns_among
 from text2sql_grpo.sql.outcome import Cell
 
-MAX_EXPRESSION = 200  # characters of a regular expression that is read
 MAX_STEPS = 300  # parts of one that is drawn, each repetition counted
 MORE = 2  # repetitions above the least number
 MAX_KNOWN = 400  # texts of a column in which it is searched
 MAX_TEXT = 300  # characters of each
 N_CHANGED = 6  # of them are changed where it matches
 TIMEOUT_S = 0.02  # of a search in one text: a model's expression may backtrack without end
-_EXPRESSIONS = (
-    *(exp.RegexpLike, exp.RegexpILike, exp.RegexpFullMatch, exp.RegexpExtract, exp.RegexpExtractAll),
-    *(exp.RegexpReplace, exp.RegexpSplit, exp.RegexpCount, exp.RegexpInstr, exp.RegexpSubstr, exp.SimilarTo),
-)
 _SIGNS = string.ascii_letters + string.digits + "-_. "
-_CATEGORIES = {
-    "DIGIT": r"\d",
-    "NOT_DIGIT": r"\D",
-    "WORD": r"\w",
-    "NOT_WORD": r"\W",
-    "SPACE": r"\s",
-    "NOT_SPACE": r"\S",
-}
-_POSIX = {
-    "digit": r"\d",
-    "alpha": "a-zA-Z",
-    "alnum": "a-zA-Z0-9",
-    "lower": "a-z",
-    "upper": "A-Z",
-    "space": r"\s",
-}
 
 
 class _TooLongError(Exception):
     """A text of more than `MAX_STEPS` parts."""
-
-
-def expressions_in(
-    tree: exp.Query, columns_of: Mapping[int, ColumnRef]
-) -> Iterator[tuple[list[ColumnRef], str]]:
-    """Columns in whose texts a query searches for a regular expression, and the expression."""
-    for node in tree.find_all(*_EXPRESSIONS):
-        sought = node.args.get("expression")
-        if not isinstance(sought, exp.Literal) or not sought.is_string:
-            continue
-        text = re.sub(r"\[:(\w+):\]", lambda found: _POSIX.get(found[1], found[0]), sought.name)
-        if isinstance(node, exp.SimilarTo):
-            text = f"^(?:{text.replace('%', '.*').replace('_', '.')})$"
-        elif isinstance(node, exp.RegexpFullMatch):
-            text = f"^(?:{text})$"
-        if len(text) <= MAX_EXPRESSION:
-            yield columns_among(node.this.walk(), columns_of), text
 
 
 def texts_around(expression: str, known: Sequence[Cell], rng: Random) -> tuple[list[Cell], list[Cell]]:
@@ -154,21 +115,7 @@ class _Drawing:
 
 def _of_class(items: Any) -> list[str]:
     """Signs of a class such as `[a-z_]`."""
-    named = [(str(name), argument) for name, argument in items]
-    is_negated = ("NEGATE", None) in named
-    bounds = [argument for name, argument in named if name in ("LITERAL", "RANGE")]
+    bounds = [argument for name, argument in items if str(name) in ("LITERAL", "RANGE")]
     own = {chr(bound) for one in bounds for bound in (one if isinstance(one, tuple) else (one,))}
-
-    def has(sign: str) -> bool:
-        for name, argument in named:
-            if name == "LITERAL" and ord(sign) == argument:
-                return True
-            if name == "RANGE" and argument[0] <= ord(sign) <= argument[1]:
-                return True
-            if name == "CATEGORY" and re.fullmatch(
-                _CATEGORIES[str(argument).removeprefix("CATEGORY_")], sign
-            ):
-                return True
-        return False
-
-    return [sign for sign in sorted({*_SIGNS, *own}) if has(sign) != is_negated]
+    of_class = compiler.compile(parser.SubPattern(parser.State(), [(parser.IN, items)]), re.UNICODE)
+    return [sign for sign in sorted({*_SIGNS, *own}) if of_class.fullmatch(sign)]

@@ -17,18 +17,17 @@ from typing import Any
 
 from text2sql_grpo.grading.base_sample import DatabaseSample, with_identifiers, with_links
 from text2sql_grpo.grading.gold_query import GoldQuery, read_gold, why_unread
+from text2sql_grpo.grading.gold_result import GoldResult, with_ties_decided
 from text2sql_grpo.grading.materialise import (
     Content,
     SmallDatabase,
-    differs_from,
     is_stable,
     materialise,
     run_gold,
 )
 from text2sql_grpo.grading.mutants import choosing_operators, edited
 from text2sql_grpo.grading.perturb import Recipe, draw_rows
-from text2sql_grpo.grading.strict import find_nothing
-from text2sql_grpo.grading.ties import with_ties_decided
+from text2sql_grpo.sql.address import Database
 from text2sql_grpo.sql.executor import SQLExecutor
 from text2sql_grpo.sql.outcome import ExecutionOutcome, Limits
 from text2sql_grpo.sql.query import lexemes, literals
@@ -46,10 +45,24 @@ ROWS_DRAWN = (3, 16, 48, 96)  # where databases are few, as SQLite cannot run th
 ROWS_FOR_ANSWER = (1, 8, 16, 24)  # of a table that a query reads, before groups need more
 
 NO_CANDIDATE = "no test database: in all tries the gold query failed or depended on row order"
+FAILED = "the gold query failed when its test databases were made"
 
 
 class NoCandidateError(Exception):
     """The gold query runs on none of the candidates drawn for an answer."""
+
+
+@dataclass(frozen=True)
+class Suite:
+    """Test databases of one gold query.
+
+    Attributes:
+        databases: SQLite files, or URLs.
+        gap: Why they are fewer than asked for, or let a hard-coded answer pass; empty if neither.
+    """
+
+    databases: tuple[Database, ...] = ()
+    gap: str = ""
 
 
 @dataclass(frozen=True)
@@ -92,16 +105,14 @@ class Drawn:
         content: Its rows, before constraints refuse some.
         path: Its file; None for one in memory.
         connection: The database.
-        result: Outcome of the gold query.
-        differs: True for outcomes that the gold query may not return there.
+        gold: Result of the gold query.
         is_stable: See `materialise.is_stable`.
     """
 
     content: Content
     path: Path | None
     connection: SmallDatabase
-    result: ExecutionOutcome
-    differs: Callable[[ExecutionOutcome], bool]
+    gold: GoldResult
     is_stable: Callable[[], bool]
 
 
@@ -143,12 +154,11 @@ def drawn_databases(
         path = folder / f"{number}.sqlite" if folder is not None else None
         connection = materialise(base, content, path)
         connection.execute(f"PRAGMA case_sensitive_like = {case_sensitive_like:d}")
-        result = run_gold(connection, gold_sql)
-        if result.is_ok and not result.is_truncated:
-            differs = differs_from(connection, gold_sql, result)
-            has_one_result = partial(is_stable, base, connection, gold_sql, again, differs)
+        result = GoldResult(gold_sql, partial(run_gold, connection))
+        if result.outcome.is_ok and not result.outcome.is_truncated:
+            has_one_result = partial(is_stable, base, connection, result, again)
             if not only_stable or has_one_result():
-                yield Drawn(content, path, connection, result, differs, has_one_result)
+                yield Drawn(content, path, connection, result, has_one_result)
                 continue
         connection.close()
 
@@ -280,8 +290,7 @@ def find_counterexamples(
             raise NoCandidateError("the gold query fails on all candidates")
         outcomes = executor.execute_many([(path, answer_sql) for path, _ in candidates], limits=limits)
         for (path, drawn), outcome in zip(candidates, outcomes, strict=True):
-            both_empty = outcome.is_ok and find_nothing(drawn.result, outcome)
-            if not both_empty and drawn.differs(outcome) and drawn.is_stable():
+            if not drawn.gold.accepts(outcome, may_find_nothing=True) and drawn.is_stable():
                 yield path
 
 
@@ -331,15 +340,15 @@ def _candidates(found: Iterable[Drawn], mutants: Sequence[str], answer: Executio
     candidates: list[_Candidate] = []
     slow: set[str] = set()
     for drawn in islice(found, ENOUGH_CANDIDATES):
-        killed = {HARD_CODED} if drawn.differs(answer) else set()
+        killed = set() if drawn.gold.accepts(answer) else {HARD_CODED}
         with closing(drawn.connection) as connection:
             for sql in mutants:
                 outcome = ExecutionOutcome("timeout") if sql in slow else run_gold(connection, sql)
                 if outcome.status == "timeout":  # a join without its condition, say: killed everywhere
                     slow.add(sql)
-                if drawn.differs(outcome):
+                if not drawn.gold.accepts(outcome):
                     killed.add(sql)
-        returns_nothing = all(cell is None for row in drawn.result.rows for cell in row)
+        returns_nothing = all(cell is None for row in drawn.gold.outcome.rows for cell in row)
         candidates.append(_Candidate(drawn.content, frozenset(killed), returns_nothing))
     return candidates
 

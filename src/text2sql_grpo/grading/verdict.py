@@ -10,9 +10,8 @@ from threading import Lock
 from typing import Literal
 
 from text2sql_grpo.grading.gold_result import GoldResult
-from text2sql_grpo.grading.strict import Difference, bird_execution_accuracy, find_nothing
+from text2sql_grpo.grading.strict import Difference, bird_execution_accuracy
 from text2sql_grpo.grading.suite import TestSuite
-from text2sql_grpo.grading.suite_folder import Suite
 from text2sql_grpo.sql.address import Database
 from text2sql_grpo.sql.executor import SQLExecutor
 from text2sql_grpo.sql.lru import Lru
@@ -133,13 +132,11 @@ class Grader:
                     asked[index] = (one.database, one.golds[place], one.sql or "")
             gaps = zip(asked, self._gaps(list(asked.values())), strict=True)
             accepted |= {index: gap for index, gap in gaps if gap is not None}
-        verdicts = []
-        for index, (gold, predicted) in enumerate(read):
-            found = _verdict(gold, predicted, reasons[index], accepted.get(index))
-            if found.strict:
-                self.accepted[found.gap] += 1
-            verdicts.append(found)
-        return verdicts
+        self.accepted.update(accepted.values())
+        return [
+            _verdict(gold, predicted, by_gold, accepted.get(index))
+            for index, ((gold, predicted), by_gold) in enumerate(zip(read, reasons, strict=True))
+        ]
 
     def _read(self, submissions: Sequence[Submission]) -> list[tuple[GoldResult, ExecutionOutcome | None]]:
         """Results of gold and submitted queries on one version of each database."""
@@ -193,7 +190,13 @@ class Grader:
         gaps: list[str | None] = []
         for (database, gold_sql, _), sql, suite in zip(asked, judged, suites, strict=True):
             own = list(islice(outcomes, len(suite.databases)))
-            if sql is None or not self._agree(suite, gold_sql, sql, own):
+            golds = (self.gold_result(test_database, gold_sql) for test_database in suite.databases)
+            agrees = sql is not None and all(
+                gold.accepts(outcome, sql, may_find_nothing=True)
+                for gold, outcome in zip(golds, own, strict=True)
+                if gold.is_usable  # as it was when the database was made
+            )
+            if sql is None or not agrees:
                 gaps.append(None)
             elif suite.databases:
                 trial = self.suite.counterexample(database, gold_sql, sql)
@@ -201,18 +204,6 @@ class Grader:
             else:
                 gaps.append(suite.gap)
         return gaps
-
-    def _agree(self, suite: Suite, gold_sql: str, sql: str, outcomes: Sequence[ExecutionOutcome]) -> bool:
-        """True if a prediction has the gold query's result on all test databases."""
-        for database, outcome in zip(suite.databases, outcomes, strict=True):
-            gold = self.gold_result(database, gold_sql)
-            if not gold.is_usable:  # it was when the database was made: skip
-                continue
-            # Rows that tie at the gold query's LIMIT are a chance of the database: all of them are right too.
-            both_empty = outcome.is_ok and find_nothing(gold.outcome, outcome)
-            if not both_empty and not gold.accepts(outcome, sql):
-                return False
-        return True
 
     def gold_result(self, database: Database, gold_sql: str, *, version: object = None) -> GoldResult:
         """Result of a gold query on one database, run at the first call.
@@ -237,25 +228,19 @@ class Grader:
 
 
 def _verdict(
-    gold: GoldResult,
-    predicted: ExecutionOutcome | None,
-    reasons: Sequence[Reason],
-    gap: str | None,
+    gold: GoldResult, predicted: ExecutionOutcome | None, reasons: Sequence[Reason], gap: str | None
 ) -> Verdict:
-    """Verdict on one submission.
+    """Verdict on one submission, by its first gold query's result, and its reason by each gold query.
 
     Args:
-        gold: Result of its first gold query.
         predicted: Outcome of the submitted query; None if it did not run.
-        reasons: Reason by each gold query, on the database.
         gap: `Verdict.gap` of an accepted answer; None for a refused one.
     """
     if not gold.is_usable:
         return Verdict(official=False, strict=False, reason="gold_failed", executes=False)
-    if predicted is None:
-        return Verdict(official=False, strict=False, reason="not_submitted", executes=False)
-    if not predicted.is_ok:
-        return Verdict(official=False, strict=False, reason="query_failed", executes=False)
+    if predicted is None or not predicted.is_ok:
+        reason: Reason = "not_submitted" if predicted is None else "query_failed"
+        return Verdict(official=False, strict=False, reason=reason, executes=False)
     official = bird_execution_accuracy(gold.outcome, predicted)
     if gold.outcome.is_truncated:
         official = reasons[0] in ("equal", "order")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from sqlglot import exp
 
-from text2sql_grpo.grading.ties import with_ties_decided
+from text2sql_grpo.grading.gold_result import with_ties_decided
 from text2sql_grpo.sql import SQLExecutor
 from text2sql_grpo.sql.address import parse_address
 from text2sql_grpo.sql.outcome import ExecutionOutcome, Limits

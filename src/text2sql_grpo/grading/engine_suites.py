@@ -1,0 +1,240 @@
+"""Test databases of a gold query on DuckDB and PostgreSQL: searched on a SQLite mirror, copied to the engine.
+
+The gold query is checked again on each copy, and only results of the engine decide.
+"""
+
+import tempfile
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import closing, suppress
+from itertools import chain, islice
+from pathlib import Path
+from threading import RLock
+
+from sqlglot import exp
+
+from text2sql_grpo.errors import ConfigError, needs_extra
+from text2sql_grpo.grading.base_sample import sample_of
+from text2sql_grpo.grading.copies import CopyEngine
+from text2sql_grpo.grading.gold_query import why_unread
+from text2sql_grpo.grading.gold_result import GoldResult, with_ties_decided
+from text2sql_grpo.grading.materialise import materialise
+from text2sql_grpo.grading.mirror import Mirror, as_sqlite, build_mirror
+from text2sql_grpo.grading.search import (
+    FAILED,
+    NO_CANDIDATE,
+    Native,
+    NoCandidateError,
+    Suite,
+    draw_databases,
+    gap_of,
+)
+from text2sql_grpo.sql.address import Database, Kind, parse_address
+from text2sql_grpo.sql.executor import SQLExecutor, fingerprint
+from text2sql_grpo.sql.lru import Lru
+from text2sql_grpo.sql.outcome import ExecutionOutcome, Limits
+from text2sql_grpo.sql.query import read_query
+from text2sql_grpo.sql.schema import read_schema
+
+N_CONFIRMED = 4  # databases of the mirror that refute an answer are tried on the engine
+N_DRAWN = 24  # databases are drawn where SQLite cannot run the gold query
+
+
+class EngineSuites:
+    """Test databases and counterexamples of databases that have a mirror; thread-safe."""
+
+    def __init__(
+        self,
+        executor: SQLExecutor,
+        folder: Path,
+        scratch: Path,
+        counterexamples: Callable[..., Generator[Path]],
+        *,
+        size: int,
+        limits: Limits | None,
+        url: str,
+    ) -> None:
+        """Make one; nothing is started yet.
+
+        Args:
+            executor: Runs queries.
+            folder: Where mirrors and copies are kept.
+            scratch: Where candidates are kept for a moment.
+            counterexamples: `find_counterexamples` with the executor and its settings.
+            size: Maximum number of test databases of a gold query.
+            limits: Limits of a query; None for the executor's.
+            url: URL of a superuser of a PostgreSQL server, which holds the copies; empty for a private one.
+        """
+        self._executor = executor
+        self._folder = folder
+        self._scratch = scratch
+        self._counterexamples = counterexamples
+        self._size = size
+        self._limits = limits
+        self._url = url
+        self._lock = RLock()
+        self._engines: dict[Kind, CopyEngine] = {}
+        self._missing: dict[Kind, str] = {}  # why an engine's databases cannot be copied here
+        self._mirrors: Lru[tuple[Database, object], Mirror] = Lru(256)
+
+    def engine(self, database: Database) -> CopyEngine:
+        """Maker of copies for a database; once it fails, it is not tried again.
+
+        Raises:
+            ConfigError: Such databases cannot be copied on this machine.
+        """
+        kind = parse_address(database).kind
+        with self._lock:
+            if kind in self._missing:
+                raise ConfigError(self._missing[kind])
+            try:
+                if kind not in self._engines:
+                    self._engines[kind] = _copy_engine(kind, self._folder, self._url)
+                self._engines[kind].check()
+            except ConfigError as error:
+                self._missing[kind] = str(error)
+                raise
+            return self._engines[kind]
+
+    def mirror(self, database: Database) -> Mirror:
+        """Mirror of a database.
+
+        Raises:
+            ConfigError: Its engine's databases cannot be copied on this machine.
+        """
+        key = (database, fingerprint(database))
+        with self._lock:
+            mirror = self._mirrors.get(key)
+            if mirror is None:
+                catalogue = self.engine(database).catalogue(self._executor, database)
+                folder = self._folder / "mirrors"
+                mirror = build_mirror(self._executor, database, catalogue, read_schema(database), folder)
+                self._mirrors.put(key, mirror)
+            return mirror
+
+    def databases(
+        self,
+        database: Database,
+        gold_sql: str,
+        answer: ExecutionOutcome,
+        search: Callable[[Path, str, Native], Suite],
+    ) -> Suite:
+        """Copies of the mirror's test databases on which the gold query is sound, and of random ones.
+
+        Args:
+            answer: The gold query's outcome on the database.
+            search: Finds the test databases of a query on a SQLite file, the mirror.
+        """
+        engine, mirror = self.engine(database), self.mirror(database)
+        query = as_sqlite(gold_sql, mirror.dialect)
+        if query is None:
+            return Suite(gap=why_unread(gold_sql, mirror.dialect))
+        if gap := mirror.gap_of(gold_sql):
+            return Suite(gap=gap)
+        native = Native(mirror.dialect, mirror.with_plain_values(gold_sql))
+        found = Suite(gap=NO_CANDIDATE)
+        if self._is_alike(mirror, database, gold_sql, query):
+            found = search(mirror.path, query, native)
+        if not found.databases and found.gap not in (FAILED, NO_CANDIDATE):
+            return found
+        copies: list[tuple[bool, bool, str]] = []  # the best ones are the smallest
+        for path in chain(map(Path, found.databases), self._drawn(mirror, native)):
+            url = self._copied(path, mirror, database)
+            known = self._sound_gold(url, mirror.dialect, gold_sql)
+            if known is None:
+                engine.drop(url)
+                continue
+            returns_nothing = all(cell is None for row in known.outcome.rows for cell in row)
+            copies.append((returns_nothing, known.accepts(answer, gold_sql), url))
+            if sum(not is_empty for is_empty, *_ in copies) == self._size:
+                break
+        copies.sort(key=lambda copy: copy[:2])
+        for *_, url in copies[self._size :]:
+            engine.drop(url)
+        best = copies[: self._size]
+        gap = gap_of([not is_same for _, is_same, _ in best], [is_empty for is_empty, *_ in best], self._size)
+        return Suite(tuple(url for *_, url in best), gap)
+
+    def drop(self, suite: Suite) -> None:
+        """Remove the copies of a suite."""
+        for copy in suite.databases:
+            self.engine(copy).drop(str(copy))
+
+    def is_refuted(self, database: Database, gold_sql: str, answer_sql: str) -> bool:
+        """True if an answer has another result than its gold query on a copy of a random database."""
+        mirror = self.mirror(database)
+        gold, answer = (as_sqlite(sql, mirror.dialect) or sql for sql in (gold_sql, answer_sql))
+        native = Native(mirror.dialect, *map(mirror.with_plain_values, (gold_sql, answer_sql)))
+        with new_folder(self._scratch) as folder:
+            paths: Iterable[Path] = self._drawn(mirror, native)
+            if self._is_alike(mirror, database, gold_sql, gold, answer):
+                base = sample_of(mirror.path, fingerprint(mirror.path))
+                found = self._counterexamples(mirror.path, base, gold, answer, Path(folder), native=native)
+                with suppress(NoCandidateError), closing(found):
+                    paths = list(islice(found, N_CONFIRMED))
+            return any(self._is_confirmed(path, mirror, database, gold_sql, answer_sql) for path in paths)
+
+    def _is_alike(self, mirror: Mirror, database: Database, gold_sql: str, *translated: str) -> bool:
+        """True if translated queries return on the mirror what the gold query returns on the database.
+
+        Else SQLite cannot run them, or means something else by them. Where the mirror lacks rows, they only
+        have to agree there.
+        """
+        source, sql = (database, gold_sql) if mirror.is_whole else (mirror.path, translated[0])
+        known = GoldResult.of(self._executor, source, sql, limits=self._limits)
+        outcomes = [self._executor.execute(mirror.path, one, limits=self._limits) for one in translated]
+        return known.is_usable and all(map(known.accepts, outcomes, translated))
+
+    def _is_confirmed(
+        self, path: Path, mirror: Mirror, database: Database, gold_sql: str, answer_sql: str
+    ) -> bool:
+        """True if a copy of a candidate refutes the answer on the engine."""
+        url = self._copied(path, mirror, database)
+        try:
+            gold = GoldResult.of(self._executor, url, gold_sql, limits=self._limits)
+            outcome = self._executor.execute(url, answer_sql, limits=self._limits)
+            is_other = gold.outcome.is_ok and not gold.accepts(outcome, answer_sql)
+            return is_other and self._sound_gold(url, mirror.dialect, gold_sql) is not None
+        finally:
+            self.engine(database).drop(url)
+
+    def _copied(self, path: Path, mirror: Mirror, database: Database) -> str:
+        """URL of a copy of a test database of the mirror."""
+        with self._lock:
+            return self.engine(database).create(path, mirror)
+
+    def _drawn(self, mirror: Mirror, queries: Native) -> Iterator[Path]:
+        """Random databases for queries that SQLite cannot run."""
+        base = sample_of(mirror.path, fingerprint(mirror.path))
+        with new_folder(self._scratch) as folder:
+            for number, content in enumerate(draw_databases(mirror.path, base, queries, size=N_DRAWN)):
+                path = Path(folder) / f"{number}.sqlite"
+                materialise(base, content, path).close()
+                yield path
+
+    def _sound_gold(self, url: str, dialect: str, gold_sql: str) -> GoldResult | None:
+        """Result of the gold query on a copy; None if it fails there, or depends on ties."""
+        gold = GoldResult.of(self._executor, url, gold_sql, limits=self._limits)
+        tree = read_query(gold_sql, dialect).tree
+        if not gold.outcome.is_ok or gold.outcome.is_truncated or not isinstance(tree, exp.Query):
+            return None
+        for sql in with_ties_decided(tree, dialect):  # one after the other: one worker opens the copy
+            is_other = sql != tree.sql(dialect)
+            if is_other and not gold.accepts(self._executor.execute(url, sql, limits=self._limits), sql):
+                return None
+        return gold
+
+
+def new_folder(scratch: Path) -> tempfile.TemporaryDirectory[str]:
+    """Temporary folder for candidates."""
+    scratch.mkdir(exist_ok=True)  # a forked process that ended has removed it
+    return tempfile.TemporaryDirectory(dir=scratch)
+
+
+def _copy_engine(kind: Kind, folder: Path, url: str) -> CopyEngine:
+    if kind == "duckdb":
+        with needs_extra("duckdb", "a DuckDB database"):
+            from text2sql_grpo.grading.duckdb_copies import DuckDBCopies
+        return DuckDBCopies(folder / "duckdb")
+    with needs_extra("postgresql", "a PostgreSQL database"):
+        from text2sql_grpo.grading.postgres_copies import PostgresCopies
+    return PostgresCopies(folder / "postgresql", url)
