@@ -5,6 +5,7 @@ suites (Zhong et al. 2020, arXiv:2010.02840). For each accepted answer more are 
 literals and columns. Only the tables that the queries read, and the tables that those refer to, are made.
 """
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
@@ -359,7 +360,7 @@ def _greedy(candidates: list[_Candidate], limit: int) -> list[_Candidate]:
     chosen: list[_Candidate] = []
     while len(chosen) < min(limit, len(candidates)):
         left = [candidate for candidate in candidates if candidate not in chosen]
-        best = max(left, key=lambda candidate: sum(worth[sql] for sql in candidate.killed))
+        best = max(left, key=lambda candidate: math.fsum(worth[sql] for sql in candidate.killed))
         chosen.append(best)
         for sql in best.killed:
             worth[sql] *= REPEATED
