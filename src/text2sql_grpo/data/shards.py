@@ -57,7 +57,6 @@ def load_shards(
     executor: SQLExecutor,
     *,
     limit: int | None = None,
-    check_gold: bool = True,
     leave_out: Collection[str] = (),
     refusal: Callable[[str, str], str] | None = None,
 ) -> "ExamplesOnDisk":
@@ -70,7 +69,6 @@ def load_shards(
         databases: Databases of the questions.
         executor: Runs the golds.
         limit: Only the first n questions, of those not left out; None for all.
-        check_gold: Run each gold; see `load_examples`.
         leave_out: Ids of questions to skip.
         refusal: See `load_examples`.
 
@@ -84,9 +82,8 @@ def load_shards(
         database_address(question, databases)
         if refusal:
             refuse_hidden(question, refusal)
-    if check_gold:
-        for _ in checked_golds(examples.questions(), databases, executor):
-            pass
+    for _ in checked_golds(examples.questions(), databases, executor):
+        pass
     return examples
 
 
@@ -123,7 +120,7 @@ class ExamplesOnDisk(Sequence[Example]):
         for shard, number, offset, content in _lines(self._files):
             if len(digests) == limit:
                 break
-            example = self._parsed(content, shard, number)
+            example = read_line(content, self._files[shard], number, database=database).example
             if example.id in leave_out:
                 num_left_out += 1
                 continue
@@ -147,6 +144,13 @@ class ExamplesOnDisk(Sequence[Example]):
     def __getitem__(self, index: int | slice) -> Example | list[Example]:
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
+        return self._question(index).example
+
+    def questions(self) -> Iterator[Question]:
+        """All questions in order, with their places."""
+        return map(self._question, range(len(self)))
+
+    def _question(self, index: int) -> Question:
         shard, number = self._shards[index], self._numbers[index]
         try:
             with self._files[shard].open("rb") as file:
@@ -159,18 +163,10 @@ class ExamplesOnDisk(Sequence[Example]):
                 f"{self._place(shard, number)} has changed since it was checked:"
                 " files of questions must not change during a run"
             )
-        return self._parsed(content, shard, number)
-
-    def questions(self) -> Iterator[Question]:
-        """All questions in order, with their places."""
-        for i, example in enumerate(self):
-            yield Question(example, self._place(self._shards[i], self._numbers[i]), has_gold_is_empty=True)
+        return read_line(content, self._files[shard], number, database=self._database)
 
     def _place(self, shard: int, number: int) -> str:
         return f"{self._files[shard]}:{number}"
-
-    def _parsed(self, content: bytes, shard: int, number: int) -> Example:
-        return read_line(content, self._files[shard], number, database=self._database).example
 
     def _refuse_repeated_ids(self, digests: Sequence[int]) -> None:
         in_order = sorted(digests)
