@@ -127,7 +127,7 @@ def test_side_tasks_of_a_front_end_cost_no_model(environment: Any, tmp_path: Pat
 
 
 def test_wrong_requests_get_their_reason(environment: Any, tmp_path: Path) -> None:
-    with Served(Agent(environment, Script(), "shop"), tmp_path, per_minute=12) as served:
+    with Served(Agent(environment, Script(), "shop"), tmp_path, per_minute=16) as served:
         path = "/v1/chat/completions"
         for body, headers, status, reason in (
             ({"messages": chat("?")}, {"Authorization": ""}, 401, "missing or wrong token"),
@@ -144,6 +144,8 @@ def test_wrong_requests_get_their_reason(environment: Any, tmp_path: Path) -> No
             found, text = served.post(path, body, **headers)
             assert (found, reason in text) == (status, True), text
         assert served.post("/api/feedback", {"question": "?", "sql": 1, "right": True})[0] == 400
+        for history in ([{"sql": "SELECT 1"}], [{"question": "?", "sql": 1}], ["?"], {"question": "?"}):
+            assert served.post("/api/ask", {"question": "?", "history": history})[0] == 400
         assert json.loads(served.post("/api/run", {"sql": "DROP TABLE branch"})[1])["error"].startswith(
             "not allowed"
         )

@@ -203,7 +203,7 @@ class AgentServer:
     async def _ask(self, request: Request) -> Response:
         """Events of an answer for the page, one JSON object each."""
         body = await _body(request)
-        history = [Exchange(str(one["question"]), one.get("sql")) for one in body.get("history") or ()][-1:]
+        history = _last_exchange(body.get("history"))
 
         async def events() -> AsyncIterator[str]:
             try:
@@ -314,6 +314,17 @@ def _question(messages: Any) -> tuple[str, list[Exchange]]:
             sql = answer.partition("```sql\n")[2].partition("\n```")[0]
             history.append(Exchange(question, sql or None))
     return said[-1][1], history
+
+
+def _last_exchange(history: Any) -> list[Exchange]:
+    """The last question of the page's history, with its query; none of an empty one."""
+    if not history:
+        return []
+    last = history[-1] if isinstance(history, list) else None
+    question, sql = (last.get("question"), last.get("sql")) if isinstance(last, dict) else (None, None)
+    if not isinstance(question, str) or not isinstance(sql, str | None):
+        raise HTTPException(400, "history must be a list of objects with question and sql as texts")
+    return [Exchange(question, sql)]
 
 
 def _text(content: Any) -> str:
