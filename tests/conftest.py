@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
     from tests.postgres_server import PostgresServer
@@ -37,6 +38,10 @@ for key in ("HF_TOKEN", "HF_KEY", "HUGGING_FACE_HUB_TOKEN", "HF_ENDPOINT", "WAND
     os.environ.pop(key, None)
 # A shell starts what runs in its background with Ctrl-C ignored, and the tests of Ctrl-C would wait in vain.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# No property fails because the machine is busy.
+settings.register_profile("no_timing", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("no_timing")
 
 # DuckDB's bindings print what they leak while Python ends, which would stand behind pytest's summary.
 atexit.register(lambda: os.dup2(os.open(os.devnull, os.O_WRONLY), 2))

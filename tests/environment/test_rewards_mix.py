@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from text2sql_grpo.data.databases import Databases
@@ -62,7 +62,6 @@ def test_masked_samples_have_no_scores() -> None:
     assert rewards.score(replace(make_episode(), is_masked=True), RIGHT, NO_RESULTS) is None
 
 
-@settings(deadline=None)
 @given(
     st.fixed_dictionaries(
         {"execution": st.floats(-3, 3)}, optional={name: st.floats(-1, 1) for name in list(WEIGHTS)[1:]}

@@ -161,7 +161,7 @@ def write_staff(path: Path, staff: Sequence[tuple[object, ...]]) -> Path:
     return path
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(staff_rows)
 def test_correct_rewrites_are_never_refused(executor: SQLExecutor, staff: list[tuple[object, ...]]) -> None:
     with tempfile.TemporaryDirectory() as folder:
@@ -176,7 +176,7 @@ def test_correct_rewrites_are_never_refused(executor: SQLExecutor, staff: list[t
     assert refused == []
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(staff_rows.filter(lambda rows: len(rows) <= 5), st.integers(1, 4), st.integers(0, 2), st.randoms())
 def test_exactly_the_results_that_some_order_of_tied_rows_gives_are_accepted(
     executor: SQLExecutor,

@@ -29,7 +29,7 @@ def by_hand(rewards: list[float | None], size: int, scale: str) -> list[float]:
     return found
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     st.lists(st.none() | st.floats(-1, 2, width=32), min_size=12, max_size=12),
     st.sampled_from([2, 3, 4]),

@@ -171,7 +171,7 @@ def set_to(thing: Any, **fields: Any) -> Iterator[None]:
             setattr(thing, name, value)
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(
     st.randoms(use_true_random=False),
     st.lists(st.integers(1, 5), min_size=1, max_size=4),
