@@ -147,7 +147,8 @@ def _reported(source: Path, *errors: type[Exception]) -> Iterator[None]:
     try:
         yield
     except errors as error:
-        raise DataError(f"cannot copy the database: {str(error).splitlines()[0]} (at {source})") from error
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise DataError(f"cannot copy the database: {reason} (at {source})") from error
 
 
 def _new_names(columns: Mapping[str, Sequence[str]]) -> Mapping[str, str]:

@@ -1,6 +1,6 @@
 """Held-out answers of a run: before and after training on all ranks, and on both sides of a merge."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from text2sql_grpo.evaluation.bench import Bench, evenly_spaced
 from text2sql_grpo.evaluation.statistics import Accuracy
 from text2sql_grpo.evaluation.summary import accuracy, scored_sets
 from text2sql_grpo.files import write_json
-from text2sql_grpo.models.loaded_policy import LoadedPolicy, load_policy
+from text2sql_grpo.models.loaded_policy import LoadedPolicy, load_policy, with_saved_adapter
 from text2sql_grpo.reliability import ranks
 from text2sql_grpo.reporting.progress import answer_with_bar
 from text2sql_grpo.rewards import Answer
@@ -162,7 +162,7 @@ def check_merge(
     for name, example in evenly_spaced(pairs, num_samples):
         chosen.setdefault(name, []).append(example)
     policy = load_policy(base, dtype=dtype, quantization=quantization)
-    policy.model.load_adapter(str(adapter))
+    policy = replace(policy, model=with_saved_adapter(policy.model, adapter, base))
     before = _flat(answer_with_bar(bench, chosen, policy, console, title="Before merging"))
     del policy  # frees its memory for the merged model
     after = _flat(answer_with_bar(bench, chosen, load_policy(str(merged)), console, title="After merging"))
