@@ -472,6 +472,23 @@ def test_days_of_timestamps_are_compared_by_day(tmp_path: Path) -> None:
     assert len(checked) == 4
 
 
+def test_days_and_numbers_at_the_end_of_their_range_are_read(tmp_path: Path) -> None:
+    """Databases mark missing days by the first and last ones that they can store."""
+    ends = ["0000-00-00", "2024-02-30", "9999-12-31", *(f"2024-0{i}-11" for i in range(1, 6))]
+    (tmp_path / "databases").mkdir()
+    with closing(sqlite3.connect(tmp_path / "databases" / "shop.sqlite")) as connection:
+        connection.execute("CREATE TABLE sale (id INTEGER PRIMARY KEY, sold TIMESTAMP, due DATE, price REAL)")
+        for i in range(40):
+            price = float("inf") if i == 3 else i / 2
+            row = (i, f"{ends[i % 8]} 00:00:00", ends[i % 8], price)
+            connection.execute("INSERT INTO sale VALUES (?, ?, ?, ?)", row)
+        connection.commit()
+    make_questions(tmp_path / "databases", tmp_path / "questions", question_sets=SMALL_SETS)
+    texts = [row["question"] for rows in read(tmp_path / "questions").values() for row in rows]
+    assert any("11 April 2024" in text for text in texts)
+    assert not any(year in text for text in texts for year in ("9999", "30 February", " 0000"))
+
+
 def test_of_tables_with_one_name_only_that_of_the_bare_name_is_asked_about(tmp_path: Path) -> None:
     file = tmp_path / "shop.duckdb"
     with duckdb.connect(str(file)) as connection:

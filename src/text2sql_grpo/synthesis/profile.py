@@ -1,5 +1,6 @@
 """Profile of a database: its tables, with the values and keys that questions can be made of."""
 
+import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -38,7 +39,8 @@ class Values:
     """Values of one column in the rows that were read.
 
     Attributes:
-        kind: Kind of the stored values, whatever the declared type; None if mixed, nested or binary.
+        kind: Kind of the stored values, whatever the declared type; None if some are infinite, nested or
+            binary, or they are mixed.
         values: Distinct values without NULL, sorted; evenly spread ones of them if they are more than
             `MAX_VALUES`.
         is_unique: True if no value repeats in the whole table, and none is NULL.
@@ -275,7 +277,7 @@ def _clean(column: Column, cell: Any) -> Any:
 def _kind(values: set[Any]) -> Kind | None:
     if not values:
         return None
-    if all(isinstance(value, int | float) for value in values):
+    if all(isinstance(value, int | float) and math.isfinite(value) for value in values):
         return "number"
     if not all(isinstance(value, str) for value in values):
         return None
