@@ -333,6 +333,15 @@ def test_rows_and_golds_beyond_the_length_of_a_small_database_are_refused(tmp_pa
     assert base.time.left_s > BUDGET_S - 1
 
 
+def test_rows_with_integers_beyond_64_bits_are_left_out(tmp_path: Path) -> None:
+    with closing(sqlite3.connect(tmp_path / "a.sqlite")) as connection:
+        connection.executescript(f"CREATE TABLE t (n, note); INSERT INTO t VALUES ({2**63 - 1}, 'x');")
+    base = read_sample(tmp_path / "a.sqlite")
+    rows = [(1, "a"), (2, "b"), (2**63, "c"), (3, "d"), (-(2**63) - 1, "e"), (4, "[1," * 10_000)]
+    with closing(materialise(base, {"t": rows})) as connection:
+        assert connection.execute("SELECT n FROM t").fetchall() == [(1,), (2,), (3,)]
+
+
 def test_the_budget_of_a_database_ends_its_search_and_every_later_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

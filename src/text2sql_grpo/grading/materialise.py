@@ -14,6 +14,8 @@ from text2sql_grpo.sql.outcome import Cell, ExecutionOutcome, Row
 MAX_STEPS = 5_000_000  # SQLite instructions of one query; a count, so that load changes no choice
 MAX_ROWS = 2_000
 _COLUMNS = "SELECT name, type FROM pragma_table_xinfo(?) WHERE hidden <> 1"
+# A value of the wrong type in a STRICT table, a value over the limit, an integer of more than 64 bits.
+_REFUSALS = (sqlite3.IntegrityError, sqlite3.DataError, OverflowError)
 PAGE_BYTES = 512  # most tables hold a few rows: a test database of ten tables stays under 20 kB
 
 Content = Mapping[str, Sequence[Row]]  # rows of each table, parents first
@@ -57,7 +59,7 @@ def materialise(base: DatabaseSample, content: Content, path: Path | None = None
                     connection.execute(statement.sql)
             for table in base.tables.values():
                 insert = partial(_insert, connection, table.name, table.columns)
-                insert_rows(insert, content.get(table.name, ()), (sqlite3.IntegrityError, sqlite3.DataError))
+                insert_rows(insert, content.get(table.name, ()), _REFUSALS)
             before = -1
             while before != connection.total_changes:  # a row without its parent may be a parent
                 before = connection.total_changes
@@ -162,7 +164,7 @@ def _insert(connection: sqlite3.Connection, table: str, columns: Sequence[str], 
         except sqlite3.DataError:  # a value over the limit
             connection.execute("ROLLBACK TO rows_")
             connection.executemany(insert, [tuple(map(_cut, row)) for row in rows])
-    except sqlite3.IntegrityError:  # a value of the wrong type in a STRICT table is not ignored
+    except _REFUSALS:
         connection.execute("ROLLBACK TO rows_")
         raise
     finally:
