@@ -62,8 +62,8 @@ def serve(
         token = os.environ.get(TOKEN_VARIABLE) or secrets.token_urlsafe(24)
         with writing_to(folder), open_agent(source, db, run, samples=samples) as agent:
             server = AgentServer(agent, token, folder, per_minute)
-            app = server.app([host, *(allowed_host or ())])
             place = f"[{host}]" if ":" in host else host
+            app = server.app([place, *(allowed_host or ())])
             where = f"http://{place}:{listener.getsockname()[1]}"
             print(f"page     {where}/#token={token}\nAPI      {where}/v1   key {token}", flush=True)
             settings = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=5)
