@@ -60,7 +60,11 @@ def test_what_surrounds_a_part_stays_and_a_form_of_all_texts_is_kept() -> None:
 
 @pytest.mark.parametrize(
     "expression",
-    ["[", "\\", "(a{1000}){1000}", "((){1000}){1000}", "(" * 80 + ")" * 80, "(?P<a>x)(?P=b)", "a{9,2}"],
+    [
+        *("[", "\\", "(a{1000}){1000}", "((){1000}){1000}", "(" * 80 + ")" * 80, "(?P<a>x)(?P=b)", "a{9,2}"),
+        *("a|(((){1000}){1000}){1000}", "(?=(((a?){1000}){1000}){1000})a"),
+        "(a)(?(1)(((){1000}){1000}){1000}|b)",
+    ],
 )
 def test_an_expression_that_is_not_read_or_too_long_draws_nothing(expression: str) -> None:
     exact, near = texts_around(expression, ["a"], Random(0))

@@ -14,6 +14,7 @@ import regex
 from text2sql_grpo.sql.outcome import Cell
 
 MAX_STEPS = 300  # parts of one that is drawn, each repetition counted
+MAX_UNROLLED = 4_000  # parts of an expression: its compiler repeats them, which takes seconds for a million
 MORE = 2  # repetitions above the least number
 MAX_KNOWN = 400  # texts of a column in which it is searched
 MAX_TEXT = 300  # characters of each
@@ -36,14 +37,17 @@ def texts_around(expression: str, known: Sequence[Cell], rng: Random) -> tuple[l
     (['MOV-97', 'MOV-977', 'MOV-12', 'MOV-1', 'SER-129', 'SER-77'], [])
 
     Returns:
-        Both empty for an expression that Python does not read.
+        Both empty for an expression that Python does not read, or that is too long.
     """
     own = [text for text in known[:MAX_KNOWN] if isinstance(text, str) and len(text) <= MAX_TEXT]
     exact: list[Cell] = []
     near: list[Cell] = []
     try:
         with warnings.catch_warnings(action="ignore"):
-            tree, compiled = parser.parse(expression), regex.compile(expression)
+            tree = parser.parse(expression)
+            if _unrolled(tree) > MAX_UNROLLED:
+                return [], []
+            compiled = regex.compile(expression)
         places = {text: span for text in own if (span := _span(compiled, text))}
         is_form = bool(own) and len(places) == len(own)
         for text in rng.sample(list(places), min(N_CHANGED, len(places))) or [""]:
@@ -59,6 +63,16 @@ def texts_around(expression: str, known: Sequence[Cell], rng: Random) -> tuple[l
     except (re.error, regex.error, OverflowError, RecursionError, TimeoutError, _TooLongError):
         return [], []
     return exact, near
+
+
+def _unrolled(node: Any) -> int:
+    """Number of parts, of a repeated one as often as it is repeated at least."""
+    if isinstance(node, parser.SubPattern):
+        return sum(
+            1 + (argument[0] if str(name).endswith("_REPEAT") else 1) * _unrolled(argument)
+            for name, argument in node
+        )
+    return sum(map(_unrolled, node)) if isinstance(node, list | tuple) else 0
 
 
 def _span(compiled: "regex.Pattern[str]", text: str) -> tuple[int, int] | None:
