@@ -97,7 +97,7 @@ class GoldResult:
         Args:
             outcome: The query's outcome.
             sql: The query, which is run again if the rows of both were cut.
-            may_find_nothing: Whether it may also differ in how it shows that no row matches.
+            may_find_nothing: True if it may also differ in how it shows that no row matches.
         """
         if may_find_nothing and outcome.is_ok and find_nothing(self.outcome, outcome):
             return True

@@ -8,7 +8,7 @@ from text2sql_grpo.sql.lru import Lru
 from text2sql_grpo.sql.outcome import ExecutionOutcome, Limits
 from text2sql_grpo.sql.sqlite_file import Fingerprint
 
-ENTRY_BYTES = 680  # of an entry and its fingerprint besides the texts and the rows
+ENTRY_BYTES = 680  # of an entry and its fingerprint, without the texts and the rows
 
 Key = tuple[str, str, Fingerprint, Limits]  # location, text and what else decides about the rows
 

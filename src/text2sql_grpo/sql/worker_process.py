@@ -68,7 +68,7 @@ class Worker:
     """
 
     def __init__(self, kind: Kind, readable: Iterable[str] = (), *, version: int = 0) -> None:
-        """Start a process, which may read these files and folders besides Python's own.
+        """Start a process, which may read these files and folders in addition to Python's own.
 
         The kernel ends it with the thread that calls this.
         """

@@ -39,8 +39,8 @@ class Values:
     """Values of one column in the rows that were read.
 
     Attributes:
-        kind: Kind of the stored values, whatever the declared type; None if some are infinite, nested or
-            binary, or they are mixed.
+        kind: Kind of the stored values, not of the declared type; None if some are infinite, nested or
+            binary, or if kinds are mixed.
         values: Distinct values without NULL, sorted; evenly spread ones of them if they are more than
             `MAX_VALUES`.
         is_unique: True if no value repeats in the whole table, and none is NULL.
