@@ -50,7 +50,8 @@ def serve(
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         listener = socket.create_server((host, port), family=family)
     except OSError as error:
-        raise ConfigError(f"cannot listen on {host}:{port}: {error}; try --port 0") from error
+        hint = "try --port 0, or another --host"
+        raise ConfigError(f"cannot listen on {host}:{port}: {error}; {hint}") from error
     with listener:
         quiet_console()
         with needs_extra("serve", "serve"), importing():
