@@ -44,7 +44,7 @@ def test_time_left_is_shown_within_the_first_step(tmp_path: Path, monkeypatch: p
     shown.on_step_end(arguments, state, control)
     shown.on_log(arguments, state, control, logs=LOGS)
     assert printed.getvalue().splitlines() == [
-        "GRPO 0/10  episodes 4/8  16 min left",
+        "GRPO 0/10  episodes 4/8",  # too early to tell
         "GRPO 0/10  episodes 8/8  16 min left",
         "GRPO 0/10  micro-batches 2/4  16 min left",
         "GRPO 1/10  reward 0.50  right 0.25  looks 0.75 look-ups, 0.05 others  15 min left",

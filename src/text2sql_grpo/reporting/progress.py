@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _LINE_EVERY_S = 15.0
 _SPEED_OVER_S = 1800.0
 _ROLLOUT_SHARE = 0.4  # of a step's time, until the first step was timed
-_LEAST_DONE = 0.05  # steps before the time left is estimated
+_LEAST_DONE = 0.3  # steps before the time left is estimated: the first episodes of a run end late
 
 
 def progress_bar(console: Console, *facts: str) -> Progress:
@@ -169,11 +169,12 @@ class TrainingProgress(TrainerCallback):
         if state is None:
             return
         facts = "  ".join(part for part in (self._facts, note) if part)
+        done = state.global_step + step_share - self._steps_before
         if self._bar.live.is_started:
-            self._bar.update(self._task, completed=state.global_step + step_share, facts=facts)
+            completed = self._steps_before + done if done > _LEAST_DONE else None  # the bar waits, too
+            self._bar.update(self._task, completed=completed, facts=facts)
         elif is_due or now - self._last_line > _LINE_EVERY_S:
             self._last_line = now
-            done = state.global_step + step_share - self._steps_before
             line = f"{self._title} {state.global_step}/{state.max_steps}  {facts}"
             if done > _LEAST_DONE:
                 left = (now - self._started) / done * (state.max_steps - self._steps_before - done)
