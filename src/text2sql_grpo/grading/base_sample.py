@@ -119,6 +119,10 @@ class TableSample:
     rows: tuple[Row, ...]
     declared_nullable: frozenset[int] = frozenset()
 
+    def refers_once(self, reference: Reference) -> bool:
+        """True if no two rows refer to the same parent by it."""
+        return any(set(key) <= set(reference.columns) for key in self.keys)
+
     def orphans(self, reference: Reference) -> str:
         """`FROM .. WHERE ..` of the rows without their parent."""
         columns = [self.columns[position] for position in reference.columns]
@@ -180,6 +184,16 @@ class DatabaseSample:
     views: dict[str, str]
     tables: dict[str, TableSample]
     time: ExpressionTime = field(default_factory=ExpressionTime, compare=False, repr=False)
+
+    @cached_property
+    def children(self) -> dict[str, list[tuple[TableSample, Reference]]]:
+        """Tables that refer to each table, and by what; itself aside."""
+        found: dict[str, list[tuple[TableSample, Reference]]] = {}
+        for table in self.tables.values():
+            for reference in table.references:
+                if reference.parent != table.name:
+                    found.setdefault(reference.parent, []).append((table, reference))
+        return found
 
     def named_in(self, *sqls: str) -> set[str]:
         """Names of the tables that queries may read: their name, or that of a view on them, is in the text.

@@ -151,23 +151,31 @@ class _Content:
 
     def _start(self, table: TableSample) -> list[list[Cell]]:
         """Rows of the base, some of them several times; made-up ones if the base has none."""
-        n_rows = min(OTHER_ROWS, len(table.rows))
-        read = [one for name, one in self.base.tables.items() if name in self.gold.tables]
-        if table.name in self.gold.tables:
-            n_rows = self.recipe.rows
-            size = max((0, *self.gold.group_sizes))
-            is_grouped = any(table.name == name for name, _ in self.gold.grouped)
-            if table.references or is_grouped or size > n_rows:
-                n_rows = max(2 * n_rows, 3 * size + 4)
-            n_rows = min(n_rows, MAX_TABLE_ROWS)
-        elif any(reference.parent == table.name for one in read for reference in one.references):
-            n_rows = max(n_rows, min(self.recipe.rows, 8))
+        n_rows = self._n_rows(table)
         if table.rows:
             known = self.rng.sample(table.rows, min(n_rows, len(table.rows)))
             known += self.rng.choices(table.rows, k=n_rows - len(known))
             return [list(row) for row in known]
         pools = [_alike(table, position) for position in range(len(table.columns))]
         return [[self.rng.choice(pool) for pool in pools] for _ in range(n_rows)]
+
+    def _n_rows(self, table: TableSample, below: frozenset[str] = frozenset()) -> int:
+        """Number of rows to draw; enough for the tables that refer to each row once, those `below` aside."""
+        n_rows = min(OTHER_ROWS, len(table.rows))
+        is_read = table.name in self.gold.tables
+        if is_read:
+            n_rows = self.recipe.rows
+            size = max((0, *self.gold.group_sizes))
+            grouped = {column for name, column in self.gold.grouped if name == table.name}
+            has_groups = grouped and not any({table.columns[p] for p in key} <= grouped for key in table.keys)
+            if table.references or has_groups or size > n_rows:
+                n_rows = max(2 * n_rows, 3 * size + 4)
+        for child, reference in self.base.children.get(table.name, ()):
+            if child.name in self.gold.tables and not is_read:
+                n_rows = max(n_rows, min(self.recipe.rows, 8))
+            if child.refers_once(reference) and child.name not in below:
+                n_rows = max(n_rows, self._n_rows(child, below | {table.name}))
+        return min(n_rows, MAX_TABLE_ROWS)
 
     def _planted(self, table: TableSample, position: int) -> tuple[list[Cell], list[Cell]]:
         """Values equal to the literals that the column is compared with, and values next to them."""
@@ -377,7 +385,7 @@ class _Content:
         parents = self._parents(table, reference, rows)
         if not parents or not rows:
             return []
-        if any(set(key) <= set(reference.columns) for key in table.keys):
+        if table.refers_once(reference):
             parents = self.rng.sample(parents, len(parents))[: len(rows)]
             chosen = parents[: math.ceil(len(parents) * (1 - self.recipe.childless / 2))]
             rows = rows[: len(chosen)]
