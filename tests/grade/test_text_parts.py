@@ -62,7 +62,9 @@ def test_an_address_keeps_its_sign() -> None:
     known = [f"{name}@{host}" for name in ("ann", "bo") for host in ("mail.com", "uni.ac.uk")]
     common = common_parts(known)
     assert common == {"@": 1}
-    drawn = fitted(["uni.ac.uk", "@mail.com", "a@b@c", "xann@mail.com", 5, None], known, common, Random(1))
+    drawn = fitted(
+        ["uni.ac.uk", "@mail.com", "a@b@c", "xann@mail.com", 5, None], known, common, (), Random(1)
+    )
     assert drawn[1:] == ["@mail.com", "xann@mail.com", 5, None]
     assert str(drawn[0]).count("@") == 1 and "uni.ac.uk" in str(drawn[0])
 

@@ -19,7 +19,7 @@ from typing import NamedTuple
 from sqlglot import exp
 
 from text2sql_grpo.errors import DataError
-from text2sql_grpo.grading.near_values import DateFormat, common_parts, date_format
+from text2sql_grpo.grading.near_values import DateFormat, common_parts, date_format, shape
 from text2sql_grpo.grading.nested import Nested, read_nested
 from text2sql_grpo.sql.outcome import Cell, Row
 from text2sql_grpo.sql.query import read_query
@@ -157,6 +157,11 @@ class TableSample:
     def common_parts(self) -> list[dict[str, int]]:
         """Words and signs that all texts of each column have, with their number."""
         return [common_parts(values) for values in self.values]
+
+    @cached_property
+    def shapes(self) -> list[tuple[str, ...]]:
+        """Shape of the codes in each column; empty for any other."""
+        return [shape(values) for values in self.values]
 
 
 class Statement(NamedTuple):

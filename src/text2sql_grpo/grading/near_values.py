@@ -13,6 +13,7 @@ from text2sql_grpo.sql.outcome import Cell
 
 _DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
 _NUMBER = re.compile(r"-?\d+(\.\d+)?")
+_LETTER = re.compile(r"[^\W\d_]")
 _INTEGER = re.compile(r"-?\d{1,15}")
 _DAYS = (
     *("%Y-%m-%d", "%Y/%m/%d", "%Y.%m.%d", "%m/%d/%Y", "%d/%m/%Y", "%m-%d-%Y", "%d-%m-%Y", "%d.%m.%Y"),
@@ -325,31 +326,62 @@ def common_parts(texts: Sequence[Cell]) -> dict[str, int]:
     return {part: n for part, n in counts[0].items() if all(one[part] == n for one in counts)}
 
 
+def shape(texts: Sequence[Cell]) -> tuple[str, ...]:
+    """Runs of letters, of digits and of signs that all texts of a column have; empty unless they are codes.
+
+    >>> shape(["6884 BL", "101 HR", "9580 HK"]), shape(["6884 BL", "101", "9580 HK"])
+    (('9', ' ', 'A'), ())
+    """
+    own = [text for text in texts if isinstance(text, str)]
+    if len(own) < MIN_ALIKE or max(map(len, own)) > MAX_READ:
+        return ()
+    first = _runs(own[0])
+    return first if "9" in first and all(_runs(text) == first for text in own) else ()
+
+
+def _runs(text: str) -> tuple[str, ...]:
+    found = _RUN.findall(text.strip())
+    return tuple("9" if run.isdecimal() else "A" if run.isalpha() else run for run in found)
+
+
 def fitted(
-    texts: Sequence[Cell], known: Sequence[Cell], common: Mapping[str, int], rng: Random
+    texts: Sequence[Cell],
+    known: Sequence[Cell],
+    common: Mapping[str, int],
+    runs: tuple[str, ...],
+    rng: Random,
 ) -> list[Cell]:
-    """Texts with each sign or word as often as all known texts have it.
+    """Texts with each sign or word as often as all known texts have it, and with their shape.
 
-    A text that lacks a sign takes the place of a part of a known one; one with too many is left out. Blank
-    texts stay.
+    A text that lacks a sign, or has another shape, takes the place of a part of a known one; one that fits
+    nowhere is left out.
 
-    >>> fitted(["x.org", "@x.org", "a@b@c", 5], ["ann@mail.com", "bo@mail.com"], {"@": 1}, Random(1))
+    >>> fitted(["x.org", "@x.org", "a@b@c", 5], ["ann@mail.com", "bo@mail.com"], {"@": 1}, (), Random(1))
     ['x.org@mail.com', '@x.org', 5]
+    >>> fitted(["68", "x68", "6884 CL"], ["6884 BL"], {}, ("9", " ", "A"), Random(1))
+    ['68 BL', '768 BL', '6884 CL']
     """
 
     def fits(text: str) -> bool:
         counts = Counter(_PART.findall(text))
-        return all(counts[part] == n for part, n in common.items())
+        return all(counts[part] == n for part, n in common.items()) and (not runs or _runs(text) == runs)
 
     own = [text for text in known if isinstance(text, str)]
     found: list[Cell] = []
     for text in texts:
-        if not isinstance(text, str) or not text.strip() or fits(text):
+        if not isinstance(text, str) or fits(text):
             found.append(text)
             continue
         missing = "".join(part for part in common if part not in text and not part.isalnum())
-        parts = re.split(f"([{re.escape(missing)}])", rng.choice(own)) if missing else []
-        options = ["".join([*parts[:place], text, *parts[place + 1 :]]) for place in range(0, len(parts), 2)]
+        if runs:
+            parts, step = _RUN.findall(rng.choice(own)), 1
+        else:
+            parts, step = re.split(f"([{re.escape(missing)}])", rng.choice(own)) if missing else [], 2
+        options = [
+            "".join([*parts[:place], part, *parts[place + 1 :]])
+            for part in dict.fromkeys((text, _LETTER.sub("7", text)) if runs else (text,))
+            for place in range(0, len(parts), step)
+        ]
         found += [rng.choice(fitting)] if (fitting := [option for option in options if fits(option)]) else []
     return found
 

@@ -229,7 +229,13 @@ class _Content:
             exact += _padded(exact)
         if not dates:
             signs = self._common(table, position, with_words=False)
-            exact, near = (fitted(values, alike, signs, self.rng) for values in (exact, near))
+            runs, asked = table.shapes[position], set(literals) - self.gold.patterns
+            met = fitted([value for value in exact if value in asked], alike, signs, (), self.rng)
+            exact, near = (
+                fitted([value for value in values if value not in asked], alike, signs, runs, self.rng)
+                for values in (exact, near)
+            )
+            exact += met
         return exact, near
 
     def _pool(self, table: TableSample, position: int) -> list[Cell]:
@@ -268,7 +274,7 @@ class _Content:
         values = list(dict.fromkeys(values))
         if not dates:
             common = self._common(table, position, with_words=column in self.gold.cut)
-            values = fitted(values, own, common, self.rng)
+            values = fitted(values, own, common, table.shapes[position], self.rng)
         values = _keeping_sign(values, own)
         size = self.recipe.variety or MAX_POOL
         pool = self.rng.sample(values, min(size, len(values)))
@@ -281,11 +287,11 @@ class _Content:
         return pool
 
     def _common(self, table: TableSample, position: int, *, with_words: bool) -> dict[str, int]:
-        """Signs, and perhaps words, that all texts of a column have, and that the query does not ask for."""
+        """Signs, and perhaps words that the query does not ask for, that all texts of a column have."""
         literals = self.gold.literals.get((table.name, table.columns[position]), ())
         asked = {str(literal).strip("%") for literal in literals}
         parts = table.common_parts[position].items()
-        return {part: n for part, n in parts if part not in asked and (with_words or not part.isalnum())}
+        return {part: n for part, n in parts if not part.isalnum() or (with_words and part not in asked)}
 
     def _step(self, table: TableSample, rows: list[list[Cell]]) -> None:
         """Move dates of some rows by one of the steps from a date of the same row, or of its parent.
