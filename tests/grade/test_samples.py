@@ -4,6 +4,7 @@ import re
 import sqlite3
 from collections.abc import Sequence
 from contextlib import closing
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -233,6 +234,57 @@ def test_dates_keep_their_format(base: DatabaseSample) -> None:
     days = {row[4] for content in contents(base, sql) for row in content["person"]}
     assert all(re.fullmatch(r"\d{4}-\d\d-\d\d", str(day)) for day in days) and len(days) > 20
     assert {"2015-03-31", "2015-04-01", "2015-04-30", "2015-05-01"} <= days
+
+
+TENANCIES = """
+CREATE TABLE flat (id INTEGER PRIMARY KEY, postcode TEXT);
+CREATE TABLE tenancy (
+  id INTEGER PRIMARY KEY, flat INTEGER UNIQUE REFERENCES flat, began DATE, ended DATETIME, rent REAL
+);
+"""
+
+
+@pytest.fixture
+def tenancies(tmp_path: Path) -> DatabaseSample:
+    """Tenancies that never end before they begin, one for each flat."""
+    path = tmp_path / "tenancies.sqlite"
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.executescript(TENANCIES)
+        flats = [(n, f"{1000 + 37 * n} {'ABCDEFG'[n % 7]}{'XYZ'[n % 3]}") for n in range(40)]
+        connection.executemany("INSERT INTO flat VALUES (?, ?)", flats)
+        years = [2010 + n % 9 for n in range(40)]
+        rows = [
+            (n, n, f"{year}-0{1 + n % 9}-11", f"{year + n % 4}-0{1 + n % 9}-28 10:30:00", 500.5 + n)
+            for n, year in enumerate(years)
+        ]
+        connection.executemany("INSERT INTO tenancy VALUES (?, ?, ?, ?, ?)", rows)
+    return read_sample(path)
+
+
+def test_dates_stay_in_order_unless_the_query_asks_which_is_later(tenancies: DatabaseSample) -> None:
+    table = tenancies.tables["tenancy"]
+    assert table.spans == [(2, 3)]
+    asked = "SELECT id, rent FROM tenancy WHERE {} ORDER BY ended - began"
+    for condition in ("began > '2014-05-01'", "ended < '2013-01-01'", "rent > 510"):
+        drawn = [row for each in contents(tenancies, asked.format(condition)) for row in each["tenancy"]]
+        assert all(str(row[2]) <= str(row[3]) for row in drawn)
+        assert {type(table.dates[3].read(row[3])) for row in drawn} == {datetime}
+    drawn = [row for each in contents(tenancies, asked.format("ended < began")) for row in each["tenancy"]]
+    assert any(str(row[2]) > str(row[3]) for row in drawn)
+
+
+def test_codes_keep_their_shape(tenancies: DatabaseSample) -> None:
+    sql = "SELECT count(*) FROM flat WHERE postcode LIKE '12%' OR substr(postcode, 6) = 'x' OR postcode = 'Q'"
+    drawn = {row[1] for each in contents(tenancies, sql) for row in each["flat"]}
+    assert drawn >= {"Q", "x"}  # the query asks for these
+    assert all(re.fullmatch(r"\d+ [A-Za-z]+", str(code)) for code in drawn - {"Q", "x"})
+    assert any(str(code).startswith("12") for code in drawn)
+    assert any("12" in str(code)[1:] for code in drawn)
+
+
+def test_tables_whose_rows_are_each_referred_to_once_have_enough_rows(tenancies: DatabaseSample) -> None:
+    sql = "SELECT sum(rent) OVER (ORDER BY began ROWS BETWEEN 9 PRECEDING AND CURRENT ROW) FROM tenancy"
+    assert max(len(each["tenancy"]) for each in contents(tenancies, sql)) > 20
 
 
 def test_a_table_without_rows_gets_some(base: DatabaseSample) -> None:

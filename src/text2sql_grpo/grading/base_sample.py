@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
+from itertools import permutations
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,6 +29,7 @@ from text2sql_grpo.sql.sqlite_file import limit_steps, open_database
 
 MAX_ROWS_READ = 400
 MIN_IDENTIFYING_ROWS = 5  # without a repeated text, from which it is assumed that none repeats
+MIN_ORDERED_ROWS = 10  # in which one date is never after another, from which it is assumed that none is
 MAX_STEPS = 5_000_000  # SQLite instructions of one scan of a whole table, some tenths of a second
 _WORD = re.compile(r"\w+")
 
@@ -145,6 +147,20 @@ class TableSample:
         """Formats of the columns of dates."""
         formats = enumerate(map(date_format, self.values))
         return {position: found for position, found in formats if found}
+
+    @cached_property
+    def spans(self) -> list[tuple[int, int]]:
+        """Pairs of columns of dates of which the first is never after the second, such as start and end."""
+        moments = {
+            place: [dates.read(row[place]) for row in self.rows] for place, dates in self.dates.items()
+        }
+        spans = []
+        for first, second in permutations(moments, 2):
+            both = [(a, b) for a, b in zip(moments[first], moments[second], strict=True) if a and b]
+            is_ordered = all(a <= b for a, b in both) and any(a < b for a, b in both)
+            if is_ordered and len(both) >= MIN_ORDERED_ROWS:
+                spans.append((first, second))
+        return spans
 
     @cached_property
     def nested(self) -> dict[int, tuple[Nested, ...]]:

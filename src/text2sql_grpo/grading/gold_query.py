@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import pairwise, product
 from types import MappingProxyType
 
 from sqlglot import exp
@@ -81,6 +81,7 @@ class GoldQuery:
         constants: Values of all its literals, keys in brackets aside.
         expressions: Regular expressions that it searches a column's texts for.
         links: Pairs of columns that are compared, or paired by a set operation.
+        opposed: Pairs of columns of which one is asked to be the larger.
         grouped: Columns of its GROUP BYs and PARTITION BYs.
         group_sizes: Integers that a count or a rank is compared with, its LIMITs, and the sizes of its window
             frames.
@@ -105,6 +106,7 @@ class GoldQuery:
     constants: tuple[Cell, ...] = ()
     expressions: Mapping[ColumnRef, tuple[str, ...]] = field(default_factory=dict)
     links: tuple[tuple[ColumnRef, ColumnRef], ...] = ()
+    opposed: frozenset[tuple[ColumnRef, ColumnRef]] = frozenset()
     grouped: frozenset[ColumnRef] = frozenset()
     group_sizes: tuple[int, ...] = ()
     identifying: frozenset[ColumnRef] = frozenset()
@@ -186,6 +188,7 @@ def read_gold(
         constants=tuple(value for value in dict.fromkeys(map(literal_value, outside)) if value is not None),
         expressions={column: tuple(dict.fromkeys(found)) for column, found in expressions.items()},
         links=tuple(_links(tree, columns_of)),
+        opposed=frozenset(_opposed(compared, columns_compared)),
         grouped=_columns_in(grouped, columns_of),
         group_sizes=tuple(dict.fromkeys(group_sizes)),
         identifying=frozenset(_identifying(tree, columns_of, declared)),
@@ -227,6 +230,13 @@ def _links(tree: exp.Query, columns_of: dict[int, ColumnRef]) -> Iterable[tuple[
             found = columns_among((left_side.unalias(), right_side.unalias()), columns_of)
             pairs.update(dict.fromkeys(pairwise(found)))
     return [pair for pair in pairs if pair[0] != pair[1]]
+
+
+def _opposed(tree: exp.Query, columns_of: Mapping[int, ColumnRef]) -> Iterator[tuple[ColumnRef, ColumnRef]]:
+    for node in tree.find_all(exp.GT, exp.GTE, exp.LT, exp.LTE, exp.Between):
+        sides = [node.this, *(node.args.get(name) for name in ("expression", "low", "high"))]
+        first, *others = ([] if side is None else columns_among(side.walk(), columns_of) for side in sides)
+        yield from (pair for other in others for pair in product(first, other))
 
 
 def _identifying(

@@ -144,6 +144,10 @@ class DateFormat:
     pattern: str
     kind: type[str] | type[int]
 
+    @property
+    def has_time(self) -> bool:
+        return "H" in self.pattern
+
     def read(self, value: Cell) -> datetime | None:
         """Moment that a value stands for; None unless it has the format."""
         with suppress(ValueError):
@@ -191,8 +195,7 @@ class DateFormat:
             near = [m.replace(year=m.year + 1) for m in exact]
             near += [m.replace(month=number % 12 + 1) for m in exact]
             exact += [m.replace(month=1, day=number) for m in moments if 0 < number < 32]
-            has_time = "H" in self.pattern
-            times = [m.replace(**time) for m in moments for time in _times(text)] if has_time else []
+            times = [m.replace(**time) for m in moments for time in _times(text)] if self.has_time else []
             exact += times
             near += [moment + step for moment in times for step in (-_SECOND, _SECOND)]
         met = dict.fromkeys(map(self.written, exact))

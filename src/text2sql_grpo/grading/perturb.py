@@ -4,7 +4,7 @@ import math
 import re
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from itertools import pairwise, permutations
@@ -140,6 +140,7 @@ class _Content:
         if is_read:
             self._aim(table, rows)
             self._step(table, rows)
+        self._order(table, rows)
         in_keys = {position for key in table.keys for position in key}
         for position in sorted(table.nullable - in_keys):
             for row in rows:
@@ -319,6 +320,28 @@ class _Content:
                 if near and sample and other in sample.columns:
                     value = near[sample.columns.index(other)]
                     row[position] = stepped(dates, value, steps, self.rng) or row[position]
+
+    def _order(self, table: TableSample, rows: list[list[Cell]]) -> None:
+        """Move dates behind those that they were never before, unless the query asks which is later.
+
+        Of the two, the one that the query compares with a literal stays.
+        """
+        name, columns, asked = table.name, table.columns, self.gold.opposed
+        for row in rows:
+            for first, second in table.spans * 2:  # a move may undo an earlier one
+                one, other = (name, columns[first]), (name, columns[second])
+                dates, later_dates = table.dates[first], table.dates[second]
+                early, late = dates.read(row[first]), later_dates.read(row[second])
+                if not early or not late or early <= late or (one, other) in asked or (other, one) in asked:
+                    continue
+                gap = early - late
+                if not (dates.has_time and later_dates.has_time):
+                    gap = timedelta(days=gap.days + 1)
+                with suppress(OverflowError):
+                    if other in self.gold.literals and one not in self.gold.literals:
+                        row[first] = dates.written(late - gap)
+                    else:
+                        row[second] = later_dates.written(early + gap)
 
     def _parent_of(self, table: TableSample, row: Sequence[Cell], parent: str) -> Sequence[Cell] | None:
         """Row of another table that a row references; None if there is none."""
