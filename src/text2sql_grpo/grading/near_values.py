@@ -182,6 +182,7 @@ class DateFormat:
             steps = (-_DAY, _DAY, -366 * _DAY, 366 * _DAY, -_SECOND, _SECOND)
             exact = [moment]
             near = [*(moment + step for step in steps), start, start + _DAY - _SECOND]
+            near += [start.replace(month=1, day=1), start.replace(month=12, day=31)]  # in a week of two years
         elif period := _PERIOD.fullmatch(text):
             year, month = int(period[1]), int(period[2] or 0)
             start = datetime(year, month or 1, 1)

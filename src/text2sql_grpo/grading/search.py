@@ -43,6 +43,7 @@ N_FOR_ANSWER = 24  # candidates drawn for one answer
 N_ALIKE = 4  # more of them, whose rows meet the queries' conditions and share most values
 N_WITH_NULLS = 4  # more of them, with NULLs wherever they are declared, if asked for
 ROWS_DRAWN = (3, 16, 48, 96)  # where databases are few, as SQLite cannot run the queries
+ALIKE_EVERY = 6  # of these are as those of `N_ALIKE`
 ROWS_FOR_ANSWER = (1, 8, 16, 24)  # of a table that a query reads, before groups need more
 
 NO_CANDIDATE = "no test database: in all tries the gold query failed or depended on row order"
@@ -218,9 +219,9 @@ def draw_databases(database: Path, base: DatabaseSample, queries: Native, *, siz
     gold = gold if answer is None else _joined(gold, answer)
     base, _ = _as_read(base, database, gold)
     rng = Random(f"{queries.gold}\0{queries.answer}")
-    for _ in range(size):
+    for number in range(1, size + 1):
         recipe = replace(Recipe.drawn(rng), rows=rng.choice(ROWS_DRAWN), planted=0.6)
-        yield draw_rows(base, gold, rng, recipe)
+        yield draw_rows(base, gold, rng, recipe if number % ALIKE_EVERY else _alike(rng))
 
 
 def gap_of(kills_hard_coded: Sequence[bool], returns_nothing: Sequence[bool], size: int) -> str:
@@ -298,9 +299,21 @@ def find_counterexamples(
 def _recipes_for_answer(rng: Random) -> Iterator[Recipe]:
     for _ in range(N_FOR_ANSWER):
         yield replace(Recipe.drawn(rng), rows=rng.choice(ROWS_FOR_ANSWER), planted=0.6, exact=0.6)
-    alike = Recipe(0, change=1.0, planted=1.0, exact=1.0, variety=1, childless=0.3, nulls=0.0, in_groups=True)
     for _ in range(N_ALIKE):
-        yield replace(alike, rows=rng.choice((1, 3, 8)), variety=rng.choice((1, 2)))
+        yield _alike(rng)
+
+
+def _alike(rng: Random) -> Recipe:
+    return Recipe(
+        rows=rng.choice((1, 3, 8)),
+        change=1.0,
+        planted=1.0,
+        exact=rng.choice((0.5, 1.0)),  # a literal itself does not meet `>`
+        variety=rng.choice((1, 2)),
+        childless=0.3,
+        nulls=0.0,
+        in_groups=True,
+    )
 
 
 def _joined(gold: GoldQuery, answer: GoldQuery) -> GoldQuery:
