@@ -140,6 +140,28 @@ def test_moments_an_interval_away_are_literals(
     assert step is None or step in gold.steps["person", "joined"]
 
 
+@pytest.mark.parametrize(
+    ("distance", "step"),
+    [
+        ("julianday(joined) - julianday(n)", Step(seconds=30 * 86_400.0)),
+        ("(julianday(joined) - julianday(n)) * 24", Step(seconds=30 * 3_600.0)),
+        ("strftime('%Y', joined) - strftime('%Y', n)", Step(months=360)),
+        ("julianday(joined) - julianday(lag(joined) OVER (ORDER BY joined))", Step(seconds=30 * 86_400.0)),
+    ],
+)
+def test_distances_are_measured_in_the_unit_of_their_functions(
+    distance: str, step: Step, schema: Schema
+) -> None:
+    gold = read(f"SELECT code FROM person, visit WHERE {distance} > 30", schema)
+    assert step in gold.steps["person", "joined"]
+    assert gold.group_sizes == ()  # 30 is no number of rows
+
+
+def test_columns_of_which_one_is_asked_to_be_larger_are_told_from_those_of_a_distance(schema: Schema) -> None:
+    gold = read("SELECT code FROM person WHERE joined < note AND julianday(joined) - age > 30", schema)
+    assert gold.opposed == {(("person", "joined"), ("person", "note"))}
+
+
 def test_an_escaped_wildcard_of_a_pattern_is_itself(schema: Schema) -> None:
     gold = read("SELECT name FROM person WHERE note LIKE '50!%%' ESCAPE '!'", schema)
     (pattern,) = gold.patterns

@@ -33,6 +33,8 @@ _POSIX = {
 _SEARCHED = (exp.ILike, exp.StartsWith, exp.EndsWith, exp.Contains, exp.StrPosition)
 _MODIFIER = re.compile(r"[-+]?\d{1,9}(\.\d{1,9})?\s*[a-z]{1,9}", re.IGNORECASE)  # of SQLite's date functions
 _NUMBER = re.compile(r"[0-9]{1,4}")
+_VALUES = (exp.Lag, exp.Lead, exp.FirstValue, exp.LastValue, exp.NthValue, exp.Sum, exp.Avg, exp.Max, exp.Min)
+_YEARS = {"%Y", "year", "YEAR"}
 # Moments so far apart are alike in a part, such as the month, and not as a whole.
 _OF_PARTS = [Step(months=12), Step(months=120), Step(seconds=18_000.0)]
 _DISTANCES = (exp.DateDiff, exp.TsOrDsDiff, exp.Anonymous)  # `date_sub`, `age`
@@ -59,7 +61,7 @@ def literals_in(
             if isinstance(node, exp.Glob):
                 values = [like_of(value) for value in values if isinstance(value, str)]
             patterns.update(value for value in values if isinstance(value, str))
-        if any(isinstance(part, exp.Count | exp.Window) for part in below):
+        if any(map(_counts_rows, below)):
             group_sizes += [value for value in values if isinstance(value, int)]
             continue
         for column in columns_among(below, columns_of):
@@ -74,6 +76,11 @@ def literals_in(
     for limit in tree.find_all(exp.Limit, exp.Offset):
         group_sizes += [v for v in map(literal_value, limit.find_all(exp.Literal)) if isinstance(v, int)]
     return literals, patterns, group_sizes
+
+
+def _counts_rows(node: exp.Expr) -> bool:
+    is_value = isinstance(node, exp.Window) and isinstance(node.this, _VALUES)
+    return isinstance(node, exp.Count) or (isinstance(node, exp.Window) and not is_value)
 
 
 def literal_value(node: exp.Expr) -> Cell:
@@ -184,9 +191,17 @@ def steps_in(
 
 def _units(parts: Sequence[exp.Expr]) -> list[str]:
     """Units in which a comparison may measure a distance in time."""
+    is_scaled = any(isinstance(part, exp.Mul) for part in parts)
     named = [part.text("unit") for part in parts if isinstance(part, exp.DateDiff | exp.TsOrDsDiff)]
-    is_in_seconds = any(isinstance(part, exp.Extract | exp.TimeToUnix | exp.Anonymous) for part in parts)
-    return [*filter(None, named), *(("seconds", "minutes", "hours") if is_in_seconds else ())] or ["days"]
+    is_in_seconds = any(
+        isinstance(part, exp.Extract | exp.TimeToUnix)
+        or (isinstance(part, exp.Anonymous) and (part.name.lower() != "julianday" or is_scaled))
+        for part in parts
+    )
+    is_year = (isinstance(part, exp.Year) or {part.text("format"), part.name} & _YEARS for part in parts)
+    found = [*filter(None, named), *(("seconds", "minutes", "hours") if is_in_seconds else ())]
+    found += ["years"] if any(is_year) else []
+    return found or ["days"]
 
 
 def _moved(text: str, steps: list[Step]) -> Iterator[str]:
