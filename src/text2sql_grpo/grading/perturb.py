@@ -232,11 +232,9 @@ class _Content:
             signs = self._common(table, position, with_words=False)
             runs, asked = table.shapes[position], set(literals) - self.gold.patterns
             met = fitted([value for value in exact if value in asked], alike, signs, (), self.rng)
-            exact, near = (
-                fitted([value for value in values if value not in asked], alike, signs, runs, self.rng)
-                for values in (exact, near)
-            )
-            exact += met
+            exact = [value for value in exact if value not in asked]
+            exact = [*met, *(fitted(exact, alike, signs, runs, self.rng) or exact)]
+            near = fitted(near, alike, signs, runs, self.rng)
         return exact, near
 
     def _pool(self, table: TableSample, position: int) -> list[Cell]:
