@@ -1,4 +1,4 @@
-"""Blend of weights: by hand, of adapters that begin as zero, and in a run."""
+"""Blend of weights, of adapters that begin as zero and in a run, and layers that are left as they are."""
 
 from pathlib import Path
 
@@ -48,7 +48,7 @@ def test_a_run_merges_the_blend(tmp_path: Path, capsys: pytest.CaptureFixture[st
     for share in (1.0, 0.5):
         folder = tmp_path / str(share)
         folder.mkdir()
-        config = write_config(folder, sft=None, rewards={"execution": 1.0, "executes": 0.1, "format": 0.1})
+        config = write_config(folder, sft=None, losses={"gold": 1.0, "gold_share": 1.0})
         assert (
             main(["train", "--config", str(config), "--data.test", "{}", "--evaluation.blend", str(share)])
             == 0
@@ -56,5 +56,21 @@ def test_a_run_merges_the_blend(tmp_path: Path, capsys: pytest.CaptureFixture[st
         merged[share] = load_file(folder / "run" / "merged" / "model.safetensors")
     start = load_file(folder / "model" / "model.safetensors")
     assert "Blend: 50% of the way" in capsys.readouterr().out
+    assert any(not torch.equal(weight, merged[1.0][name]) for name, weight in start.items())
     for name, weight in start.items():
         torch.testing.assert_close(merged[0.5][name], (weight + merged[1.0][name]) / 2, atol=1e-6, rtol=1e-5)
+
+
+def test_a_run_leaves_the_first_layers_as_they_are(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = write_config(tmp_path, sft=None, losses={"gold": 1.0, "gold_share": 1.0})
+    command = ["train", "--config", str(config), "--data.test", "{}", "--model.frozen_layers"]
+    assert main([*command, "2"]) == 1
+    assert "of 2 layers one must be left" in " ".join(capsys.readouterr().err.split())
+    assert main([*command, "1"]) == 0
+    start = load_file(tmp_path / "model" / "model.safetensors")
+    merged = load_file(tmp_path / "run" / "merged" / "model.safetensors")
+    changed = {name for name, weight in start.items() if not torch.equal(weight, merged[name])}
+    assert any(".layers.1." in name for name in changed)
+    assert not any(".layers.0." in name for name in changed)

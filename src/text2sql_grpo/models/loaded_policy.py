@@ -3,6 +3,7 @@
 import dataclasses
 import logging
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -21,7 +22,7 @@ from transformers import (
 from transformers.utils import find_adapter_config_file, is_flash_attn_2_available
 
 from text2sql_grpo.config import ModelConfig, load_config
-from text2sql_grpo.errors import ModelError, install_command
+from text2sql_grpo.errors import ConfigError, ModelError, install_command
 from text2sql_grpo.files import read_json
 from text2sql_grpo.models.cpu import has_fast_bf16
 from text2sql_grpo.models.hardware import check_fits, device_type, inference_dtype
@@ -226,6 +227,7 @@ def _four_bit_options(dtype: str) -> dict[str, Any]:
     }
 
 
+_LAYER = re.compile(r"\.(?:layers|h|blocks|block|layer)\.(\d+)\.")
 _WIDE = 2048
 # Linear layers of attention, also of DeepSeek's latent one; PEFT passes over those that a model lacks.
 _ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
@@ -271,6 +273,21 @@ def with_adapter(model: PreTrainedModel, adapter: "LoraConfig") -> "PeftModel":
         raise ModelError(
             f"LoRA cannot be put on this model: {error}; name its layers in model.lora.target_modules"
         ) from error
+
+
+def freeze_layers(model: torch.nn.Module, count: int) -> None:
+    """Leave the first layers, with their part of an adapter, out of what is trained.
+
+    Raises:
+        ConfigError: No later layer would be trained.
+    """
+    layers = {name: int(found[1]) for name, _ in model.named_parameters() if (found := _LAYER.search(name))}
+    n_layers = max(layers.values(), default=-1) + 1
+    if count >= n_layers:
+        raise ConfigError(f"model.frozen_layers {count}: of {n_layers} layers one must be left")
+    for name, weight in model.named_parameters():
+        if layers.get(name, count) < count:
+            weight.requires_grad_(False)
 
 
 def check_saved_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path, source: Path | str) -> None:

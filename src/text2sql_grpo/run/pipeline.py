@@ -20,7 +20,14 @@ from text2sql_grpo.evaluation.bench import Bench
 from text2sql_grpo.evaluation.statistics import Accuracy
 from text2sql_grpo.files import read_jsonl
 from text2sql_grpo.models.hardware import device_type, keep_one_heap, release_memory
-from text2sql_grpo.models.loaded_policy import LoadedPolicy, load_policy, lora_config, name_base, resolved
+from text2sql_grpo.models.loaded_policy import (
+    LoadedPolicy,
+    freeze_layers,
+    load_policy,
+    lora_config,
+    name_base,
+    resolved,
+)
 from text2sql_grpo.reliability import ranks
 from text2sql_grpo.reliability.alerts import Alerts
 from text2sql_grpo.reliability.checkpoints import SCHEDULED_METRIC
@@ -305,6 +312,10 @@ def grpo_trainer(
     except ValueError as error:  # TRL refuses a combination of fields
         raise ConfigError(f"grpo: {error}") from error
     name_base(trainer.model, policy)
+    if config.model.frozen_layers:
+        if trainer.beta and isinstance(trainer.model, PeftModel):  # its other adapter would thaw them
+            raise ConfigError("model.frozen_layers needs grpo.beta: 0 with an adapter")
+        freeze_layers(trainer.model, config.model.frozen_layers)
     trainer.remove_callback(PrinterCallback)
     trainer.remove_callback(ProgressCallback)
     return trainer
