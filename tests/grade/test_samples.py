@@ -273,6 +273,21 @@ def test_dates_stay_in_order_unless_the_query_asks_which_is_later(tenancies: Dat
     assert any(str(row[2]) > str(row[3]) for row in drawn)
 
 
+def test_moments_of_one_parent_stay_apart(tmp_path: Path) -> None:
+    path = tmp_path / "calls.sqlite"
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("CREATE TABLE agent (id INTEGER PRIMARY KEY)")
+        connection.execute("CREATE TABLE call (n INTEGER, agent INTEGER REFERENCES agent, began DATETIME)")
+        connection.executemany("INSERT INTO agent VALUES (?)", [(n,) for n in range(4)])
+        rows = [(n, n % 4, f"2024-05-{10 + n // 8} 10:{n // 4:02}:00") for n in range(24)]
+        connection.executemany("INSERT INTO call VALUES (?, ?, ?)", rows)
+    base = read_sample(path)
+    assert base.tables["call"].apart == [(1, 2)]
+    drawn = [each["call"] for each in contents(base, "SELECT n FROM call WHERE began > '2024-05-11 10:00'")]
+    assert all(len({row[1:] for row in rows}) == len(rows) for rows in drawn)
+    assert any(len({row[2] for row in rows}) < len(rows) for rows in drawn)  # of two agents
+
+
 def test_codes_keep_their_shape(tenancies: DatabaseSample) -> None:
     sql = "SELECT count(*) FROM flat WHERE postcode LIKE '12%' OR substr(postcode, 6) = 'x' OR postcode = 'Q'"
     drawn = {row[1] for each in contents(tenancies, sql) for row in each["flat"]}

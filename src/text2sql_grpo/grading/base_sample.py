@@ -9,6 +9,7 @@ beyond what the count explains is taken from a budget of the database.
 import re
 import sqlite3
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
@@ -30,6 +31,7 @@ from text2sql_grpo.sql.sqlite_file import limit_steps, open_database
 MAX_ROWS_READ = 400
 MIN_IDENTIFYING_ROWS = 5  # without a repeated text, from which it is assumed that none repeats
 MIN_ORDERED_ROWS = 10  # in which one date is never after another, from which it is assumed that none is
+MIN_APART_ROWS = 10  # with a moment for each of a parent's rows, from which it is assumed that none repeats
 MAX_STEPS = 5_000_000  # SQLite instructions of one scan of a whole table, some tenths of a second
 _WORD = re.compile(r"\w+")
 
@@ -161,6 +163,19 @@ class TableSample:
             if is_ordered and len(both) >= MIN_ORDERED_ROWS:
                 spans.append((first, second))
         return spans
+
+    @cached_property
+    def apart(self) -> list[tuple[int, ...]]:
+        """References and a moment, to the minute at least, that no two rows share: calls of a customer."""
+        found = []
+        for place in (place for place, dates in self.dates.items() if dates.has_time):
+            for reference in self.references:
+                parents = [tuple(row[column] for column in reference.columns) for row in self.rows]
+                sizes = Counter(parents)
+                pairs = [(p, row[place]) for p, row in zip(parents, self.rows, strict=True) if sizes[p] > 1]
+                if len(pairs) >= MIN_APART_ROWS and len(set(pairs)) == len(pairs):
+                    found.append((*reference.columns, place))
+        return found
 
     @cached_property
     def nested(self) -> dict[int, tuple[Nested, ...]]:

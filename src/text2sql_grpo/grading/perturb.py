@@ -140,6 +140,7 @@ class _Content:
         if is_read:
             self._aim(table, rows)
             self._step(table, rows)
+        self._move_apart(table, rows)
         self._order(table, rows)
         in_keys = {position for key in table.keys for position in key}
         for position in sorted(table.nullable - in_keys):
@@ -318,6 +319,17 @@ class _Content:
                 if near and sample and other in sample.columns:
                     value = near[sample.columns.index(other)]
                     row[position] = stepped(dates, value, steps, self.rng) or row[position]
+
+    def _move_apart(self, table: TableSample, rows: list[list[Cell]]) -> None:
+        """Move moments of rows of one parent by a minute and a second where they never were the same."""
+        for columns in table.apart:
+            seen, place = set[Row](), columns[-1]
+            for row in rows:
+                moment = table.dates[place].read(row[place])
+                while moment and tuple(row[column] for column in columns) in seen:
+                    moment += timedelta(seconds=61)
+                    row[place] = table.dates[place].written(moment)
+                seen.add(tuple(row[column] for column in columns))
 
     def _order(self, table: TableSample, rows: list[list[Cell]]) -> None:
         """Move dates behind those that they were never before, unless the query asks which is later.
