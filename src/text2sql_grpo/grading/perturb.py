@@ -140,8 +140,8 @@ class _Content:
         if is_read:
             self._aim(table, rows)
             self._step(table, rows)
-        self._move_apart(table, rows)
         self._order(table, rows)
+        self._move_apart(table, rows)
         in_keys = {position for key in table.keys for position in key}
         for position in sorted(table.nullable - in_keys):
             for row in rows:
