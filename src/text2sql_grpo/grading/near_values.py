@@ -333,28 +333,19 @@ def common_parts(texts: Sequence[Cell]) -> dict[str, int]:
 def shape(texts: Sequence[Cell]) -> tuple[str, ...]:
     """Runs of letters, of digits and of signs that all texts of a column have; empty unless they are codes.
 
-    `A` are upper-case letters, `a` letters of any case.
-
-    >>> shape(["6884 BL", "101 HR", "9580 HK"]), shape(["b12", "C7", "d3"]), shape(["6884 BL", "101", "580"])
-    (('9', ' ', 'A'), ('a', '9'), ())
+    >>> shape(["6884 BL", "101 HR", "9580 HK"]), shape(["6884 BL", "101", "9580 HK"])
+    (('9', ' ', 'A'), ())
     """
     own = [text for text in texts if isinstance(text, str)]
     if len(own) < MIN_ALIKE or max(map(len, own)) > MAX_READ:
         return ()
-    found = set(map(_runs, own))
-    if len(found) > 1:
-        found = {_in_any_case(runs) for runs in found}
-    return found.pop() if len(found) == 1 and any("9" in runs for runs in found) else ()
+    first = _runs(own[0])
+    return first if "9" in first and all(_runs(text) == first for text in own) else ()
 
 
 def _runs(text: str) -> tuple[str, ...]:
     found = _RUN.findall(text.strip())
-    kinds = ("9" if run.isdecimal() else "a" if run.isalpha() else run for run in found)
-    return tuple(kind.upper() if run.isupper() else kind for kind, run in zip(kinds, found, strict=True))
-
-
-def _in_any_case(runs: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(run.lower() for run in runs)
+    return tuple("9" if run.isdecimal() else "A" if run.isalpha() else run for run in found)
 
 
 def fitted(
@@ -376,9 +367,8 @@ def fitted(
     """
 
     def fits(text: str) -> bool:
-        counts, own_runs = Counter(_PART.findall(text)), _runs(text) if runs else ()
-        has_signs = all(counts[part] == n for part, n in common.items())
-        return has_signs and runs in (own_runs, _in_any_case(own_runs))
+        counts = Counter(_PART.findall(text))
+        return all(counts[part] == n for part, n in common.items()) and (not runs or _runs(text) == runs)
 
     own = [text for text in known if isinstance(text, str)]
     found: list[Cell] = []
@@ -393,7 +383,7 @@ def fitted(
             parts, step = re.split(f"([{re.escape(missing)}])", rng.choice(own)) if missing else [], 2
         options = [
             "".join([*parts[:place], part, *parts[place + 1 :]])
-            for part in dict.fromkeys((text, text.upper(), _LETTER.sub("7", text)) if runs else (text,))
+            for part in dict.fromkeys((text, _LETTER.sub("7", text)) if runs else (text,))
             for place in range(0, len(parts), step)
         ]
         found += [rng.choice(fitting)] if (fitting := [option for option in options if fits(option)]) else []
