@@ -68,6 +68,8 @@ def test_a_run_leaves_the_first_layers_as_they_are(
     command = ["train", "--config", str(config), "--data.test", "{}", "--model.frozen_layers"]
     assert main([*command, "2"]) == 1
     assert "of 2 layers one must be left" in " ".join(capsys.readouterr().err.split())
+    assert main([*command, "1", "--model.lora", "{r: 2}", "--grpo.beta", "0.1"]) == 1
+    assert "needs grpo.beta: 0" in " ".join(capsys.readouterr().err.split())
     assert main([*command, "1"]) == 0
     start = load_file(tmp_path / "model" / "model.safetensors")
     merged = load_file(tmp_path / "run" / "merged" / "model.safetensors")

@@ -43,7 +43,7 @@ N_FOR_ANSWER = 24  # candidates drawn for one answer
 N_ALIKE = 6  # more of them, whose rows meet the queries' conditions and share most values
 N_WITH_NULLS = 4  # more of them, with NULLs wherever they are declared, if asked for
 ROWS_DRAWN = (3, 16, 48, 96)  # where databases are few, as SQLite cannot run the queries
-ALIKE_EVERY = 4  # of these are as those of `N_ALIKE`
+ALIKE_EVERY = 4  # each fourth of these meets the queries' conditions, too
 ROWS_FOR_ANSWER = (1, 8, 16, 24)  # of a table that a query reads, before groups need more
 
 NO_CANDIDATE = "no test database: in all tries the gold query failed or depended on row order"

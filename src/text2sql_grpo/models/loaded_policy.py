@@ -22,7 +22,7 @@ from transformers import (
 from transformers.utils import find_adapter_config_file, is_flash_attn_2_available
 
 from text2sql_grpo.config import ModelConfig, load_config
-from text2sql_grpo.errors import ConfigError, ModelError, install_command
+from text2sql_grpo.errors import ModelError, install_command
 from text2sql_grpo.files import read_json
 from text2sql_grpo.models.cpu import has_fast_bf16
 from text2sql_grpo.models.hardware import check_fits, device_type, inference_dtype
@@ -276,17 +276,10 @@ def with_adapter(model: PreTrainedModel, adapter: "LoraConfig") -> "PeftModel":
 
 
 def freeze_layers(model: torch.nn.Module, count: int) -> None:
-    """Leave the first layers, with their part of an adapter, out of what is trained.
-
-    Raises:
-        ConfigError: No later layer would be trained.
-    """
-    layers = {name: int(found[1]) for name, _ in model.named_parameters() if (found := _LAYER.search(name))}
-    n_layers = max(layers.values(), default=-1) + 1
-    if count >= n_layers:
-        raise ConfigError(f"model.frozen_layers {count}: of {n_layers} layers one must be left")
+    """Leave the first layers, with their part of an adapter, out of what is trained."""
     for name, weight in model.named_parameters():
-        if layers.get(name, count) < count:
+        found = _LAYER.search(name)
+        if found and int(found[1]) < count:
             weight.requires_grad_(False)
 
 

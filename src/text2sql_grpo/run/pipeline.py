@@ -13,7 +13,7 @@ from peft import PeftModel
 from rich.console import Console
 from transformers.trainer_callback import PrinterCallback, ProgressCallback, TrainerCallback
 
-from text2sql_grpo.config import Config, dump_config
+from text2sql_grpo.config import Config, ModelConfig, dump_config
 from text2sql_grpo.data.example import Example
 from text2sql_grpo.errors import ConfigError, OutOfMemoryError, RunError, needs_extra
 from text2sql_grpo.evaluation.bench import Bench
@@ -128,6 +128,7 @@ def _train(config: Config, console: Console, resume: str | None) -> RunResult:
             stage = None if config.sft is None else stage_folder(bench, arguments, resumed_run)
             is_resumed = checkpoint is not None
             policy = started_policy(bench, arguments, console, folder=stage, is_resumed=is_resumed)
+            _check_frozen_layers(config.model, policy, arguments)
     except KeyboardInterrupt:
         console.print("Stopped. Run the same command again: SFT resumes at its last checkpoint.")
         return RunResult(config.run.output_dir)
@@ -141,6 +142,19 @@ def _train(config: Config, console: Console, resume: str | None) -> RunResult:
     except KeyboardInterrupt:
         console.print(f"Stopped. {resume_hint(run.folder)}", soft_wrap=True)
         return RunResult(config.run.output_dir)
+
+
+def _check_frozen_layers(settings: ModelConfig, policy: LoadedPolicy, arguments: SQLGRPOConfig) -> None:
+    """Fail before an evaluation takes minutes.
+
+    Raises:
+        ConfigError: No layer would be trained, or a reference adapter would thaw the frozen ones.
+    """
+    count, n_layers = settings.frozen_layers, policy.model.config.get_text_config().num_hidden_layers
+    if count >= n_layers:
+        raise ConfigError(f"model.frozen_layers {count}: of {n_layers} layers one must be left")
+    if count and settings.lora is not None and arguments.beta:
+        raise ConfigError("model.frozen_layers needs grpo.beta: 0 with model.lora")
 
 
 def _improve(
@@ -312,10 +326,7 @@ def grpo_trainer(
     except ValueError as error:  # TRL refuses a combination of fields
         raise ConfigError(f"grpo: {error}") from error
     name_base(trainer.model, policy)
-    if config.model.frozen_layers:
-        if trainer.beta and isinstance(trainer.model, PeftModel):  # its other adapter would thaw them
-            raise ConfigError("model.frozen_layers needs grpo.beta: 0 with an adapter")
-        freeze_layers(trainer.model, config.model.frozen_layers)
+    freeze_layers(trainer.model, config.model.frozen_layers)
     trainer.remove_callback(PrinterCallback)
     trainer.remove_callback(ProgressCallback)
     return trainer
