@@ -160,6 +160,8 @@ def test_distances_are_measured_in_the_unit_of_their_functions(
 def test_columns_of_which_one_is_asked_to_be_larger_are_told_from_those_of_a_distance(schema: Schema) -> None:
     gold = read("SELECT code FROM person WHERE joined < note AND julianday(joined) - age > 30", schema)
     assert gold.opposed == {(("person", "joined"), ("person", "note"))}
+    other_rows = read("SELECT a.code FROM person a JOIN person b ON a.joined < b.note", schema)
+    assert not other_rows.opposed
 
 
 def test_an_escaped_wildcard_of_a_pattern_is_itself(schema: Schema) -> None:

@@ -81,7 +81,7 @@ class GoldQuery:
         constants: Values of all its literals, keys in brackets aside.
         expressions: Regular expressions that it searches a column's texts for.
         links: Pairs of columns that are compared, or paired by a set operation.
-        opposed: Pairs of columns of which one is asked to be the larger.
+        opposed: Pairs of columns of a row of which one is asked to be the larger.
         grouped: Columns of its GROUP BYs and PARTITION BYs.
         group_sizes: Integers that a count or a rank is compared with, its LIMITs, and the sizes of its window
             frames.
@@ -233,10 +233,13 @@ def _links(tree: exp.Query, columns_of: dict[int, ColumnRef]) -> Iterable[tuple[
 
 
 def _opposed(tree: exp.Query, columns_of: Mapping[int, ColumnRef]) -> Iterator[tuple[ColumnRef, ColumnRef]]:
+    """Columns on the two sides of a comparison, of one row: not those of a table joined with itself."""
     for node in tree.find_all(exp.GT, exp.GTE, exp.LT, exp.LTE, exp.Between):
         sides = [node.this, *(node.args.get(name) for name in ("expression", "low", "high"))]
-        first, *others = ([] if side is None else columns_among(side.walk(), columns_of) for side in sides)
-        yield from (pair for other in others for pair in product(first, other))
+        first, *others = ([] if side is None else list(side.find_all(exp.Column)) for side in sides)
+        for one, other in ((one, other) for side in others for one, other in product(first, side)):
+            if one.table == other.table and id(one) in columns_of and id(other) in columns_of:
+                yield columns_of[id(one)], columns_of[id(other)]
 
 
 def _identifying(
