@@ -91,8 +91,8 @@ class ModelConfig:
         quantization: `4bit` loads the frozen weights in 4 bits (NF4, double quantisation, bitsandbytes) and
             needs `lora`. `auto` does so where the platform can, and trains LoRA on plain weights where not.
         lora: Train an adapter instead of all weights; `{}` for the defaults of the model's family.
-        frozen_layers: Number of first layers that GRPO leaves as they are, with their part of an adapter, so
-            that the model keeps more of what it knew (docs/losses.md).
+        frozen_layers: Number of first layers that GRPO leaves as they are, with their part of an adapter.
+            The model keeps more of what it knew then (docs/losses.md).
         attn_implementation: Name in transformers. `auto` takes FlashAttention where it is installed and
             this package's shared-prefix attention does not support the model.
         revision: Branch, tag or commit of a Hub id; None for the newest.
