@@ -363,8 +363,6 @@ class EvaluationConfig:
         before_training: Also evaluate the policy before reinforcement learning.
         bf16: Evaluate a float32 model on a CPU in bfloat16 (autocast); None for yes where the processor
             multiplies it in hardware.
-        merge_samples: Total number of held-out questions that a trained adapter answers before and after
-            the merge; answers that differ are counted. 0 for none.
         every: Optimiser steps between evaluations of `data.dev` during training, greedy; None for none.
         schedule_samples: N questions of `data.dev`, evenly spaced.
         keep: Weights to merge: those of the `last` step, or of the `best` scheduled one, which is step 0,
@@ -379,7 +377,6 @@ class EvaluationConfig:
     batch_size: Positive = 64
     before_training: bool = True
     bf16: bool | None = None
-    merge_samples: NotNegative = 16
     every: Positive | None = None
     schedule_samples: Positive = 40
     keep: Literal["last", "best"] = "last"
@@ -651,6 +648,7 @@ _DEFAULTS = {
     "selection.resample_flat": 0,
     "losses.observations": 0.0,
     "losses.kept_loss": "ce",
+    "evaluation.merge_samples": 16,
 }
 _REMOVED = {
     "warm_start": "use the section sft (docs/sft.md)",
@@ -667,6 +665,7 @@ _REMOVED = {
     "selection.resample_flat": "it gained nothing in three seeds (docs/selection.md)",
     "losses.observations": "it gained no look-up (EXPERIMENTS.md)",
     "losses.kept_loss": "its KL term kept no more than evaluation.blend (EXPERIMENTS.md)",
+    "evaluation.merge_samples": "a merge is checked by logits, and the merged model is evaluated",
     "selection.quarantine_suspects": "run text2sql-grpo audit data --answers between runs",
     "selection.max_share": "it gained nothing; selection.strata fixes shares of families",
     "selection.databases_per_batch": "a step took as long with it",

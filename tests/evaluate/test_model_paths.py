@@ -28,7 +28,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, started_model: str) -> Path
     """Folder of two runs of two steps each, `adapter_run` and `whole_run`, each with its checkpoints."""
     folder = tmp_path_factory.mktemp("runs")
     model = {"path": started_model, "dtype": "float32"}
-    config = write_config(folder, sft=None, model=model, evaluation={"merge_samples": 0})
+    config = write_config(folder, sft=None, model=model)
     for name, lora in (("adapter_run", "{r: 4}"), ("whole_run", "null")):
         options = ["--run.output_dir", str(folder / name), "--model.lora", lora, "--grpo.save_steps", "1"]
         options += ["--grpo.learning_rate", "0.01", "--grpo.save_total_limit", "5", "--data.test", "{}"]
@@ -117,7 +117,7 @@ def test_a_revision_of_a_hub_id_is_read_from_the_cache(tmp_path: Path) -> None:
 def test_a_run_on_a_revision_names_it_in_its_adapter(tmp_path: Path, rewards_with_spread: None) -> None:
     folders = cached("owner/based", {"main": 3, "v1": 4})
     model = {"path": "owner/based", "revision": "v1", "dtype": "float32", "lora": {"r": 4}}
-    config = write_config(tmp_path, sft=None, model=model, evaluation={"merge_samples": 0})
+    config = write_config(tmp_path, sft=None, model=model)
     train(load_config(config, ["--data.test", "{}", "--grpo.max_steps", "1"]), console=Console(quiet=True))
     run = tmp_path / "run"
     named = json.loads((run / "adapter" / "adapter_config.json").read_text())

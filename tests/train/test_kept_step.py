@@ -18,9 +18,7 @@ DESTRUCTIVE = 0.5
 @pytest.fixture
 def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, started_model: str) -> Path:
     monkeypatch.chdir(tmp_path)
-    return write_config(
-        tmp_path, sft=None, model={"path": started_model, "dtype": "float32"}, evaluation={"merge_samples": 0}
-    )
+    return write_config(tmp_path, sft=None, model={"path": started_model, "dtype": "float32"})
 
 
 def train(config: Path, *options: str) -> None:

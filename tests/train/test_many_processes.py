@@ -171,7 +171,6 @@ def only_train(number: int = 0) -> None:
         "save_and_merge": Path(),
         "load_policy": None,
         "held_out_accuracy": {},
-        "_check_merge": {},
         "report": None,
     }.items():
         patch.setattr(job, name, lambda *_, result=result, **__: result)

@@ -60,7 +60,7 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         sft=None,
         grpo=GRPO,
         selection={"strata": {"lookup": 0.5}},
-        evaluation={"before_training": False, "merge_samples": 0},
+        evaluation={"before_training": False},
     )
 
 

@@ -8,7 +8,7 @@ import pytest
 from tests.tiny_run import write_config
 from text2sql_grpo.commands import main
 
-SHORT = ["--sft.max_steps", "2", "--grpo.max_steps", "1", "--evaluation.merge_samples", "0"]
+SHORT = ["--sft.max_steps", "2", "--grpo.max_steps", "1"]
 
 
 def test_each_seed_is_trained_once_and_all_are_one_table(

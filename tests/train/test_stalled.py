@@ -15,7 +15,7 @@ from text2sql_grpo.models.loaded_policy import LoadedPolicy
 def test_an_evaluation_longer_than_the_limit_is_not_alerted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    config = write_config(tmp_path, sft=None, evaluation={"merge_samples": 0, "before_training": False})
+    config = write_config(tmp_path, sft=None, evaluation={"before_training": False})
     printed: list[str] = []
     ready = LoadedPolicy.ready
 

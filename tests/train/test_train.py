@@ -154,9 +154,6 @@ def test_a_lora_run_leaves_the_adapter_and_the_same_model_merged(
     before = AutoModelForCausalLM.from_pretrained(base)
     difference = (exact_logits_of(merged) - exact_logits_of(before)).abs().max()
     assert difference > 1e-4, "the adapter does nothing"
-    check = json.loads(Path("lora/evaluation.json").read_text(encoding="utf-8"))["merge_check"]
-    assert check["before"] == check["after"] and check["before"]["total"] == 4
-    assert (check["other_sql"], check["other_words"]) == (0, 0)
 
 
 @pytest.mark.usefixtures("without_pictures")
@@ -284,7 +281,6 @@ def test_every_config_trains_two_steps_of_a_small_stand_in(
         "data.test": f"{{test_values: {data / 'questions' / 'test_values.jsonl'}}}",
         "data.test_samples": "2",
         "data.dev": str(data / "questions" / "dev.jsonl"),
-        "evaluation.merge_samples": "1",
         "evaluation.every": "1",
         "evaluation.schedule_samples": "1",
         "sft.questions": str(data / "questions" / "dev.jsonl"),

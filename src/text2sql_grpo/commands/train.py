@@ -90,7 +90,7 @@ def _smoke_settings(run: Config) -> list[str]:
         "data.test_samples": 2,
         "environment.max_turn_tokens": min(episode.max_turn_tokens, 72),
         "selection": {},
-        "evaluation": {"before_training": False, "merge_samples": 0},
+        "evaluation": {"before_training": False},
         "alerts": None,
     }
     grpo = {"max_steps": 1, "num_generations": 4, "per_device_train_batch_size": 8, "report_to": "none"}

@@ -162,12 +162,6 @@ def _evaluation(run: Path, evaluation: dict[str, Any]) -> dict[str, Any]:
         changes = []
         if change := evaluation.get("change"):
             changes.append(f"Against the start of training: {change['verdict']}")
-        if merge := evaluation.get("merge_check"):
-            changes.append(
-                f"Merging: of {merge['before']['total']} questions {merge['other_sql']} were answered with"
-                f" different SQL after it; {merge['before']['correct']} right before,"
-                f" {merge['after']['correct']} after."
-            )
         few = remarks(evaluation["sets"])
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise DataError(f"cannot read the scored sets: {error!r} ({path})") from error

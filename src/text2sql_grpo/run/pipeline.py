@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 import yaml
 from peft import PeftModel
@@ -35,7 +34,7 @@ from text2sql_grpo.reliability.signals import StopOnInterrupt, stop_on_sigterm
 from text2sql_grpo.reporting.progress import TrainingProgress
 from text2sql_grpo.reporting.trackers import PROJECT, Tracking, check_installed, trackers, tracking
 from text2sql_grpo.run.archive import check_folder, find_checkpoint, prepare_folder, resume_hint
-from text2sql_grpo.run.held_out import accuracy_before, check_merge, held_out_accuracy
+from text2sql_grpo.run.held_out import accuracy_before, held_out_accuracy
 from text2sql_grpo.run.run_report import report
 from text2sql_grpo.run.sft_stage import save_and_merge, stage_folder, started_policy, train_on
 from text2sql_grpo.run.stage import Run
@@ -207,10 +206,9 @@ def _improve(
     del trainer
     with run.stage("evaluation after"):
         after = held_out_accuracy(run, load_policy(str(merged)), "after")
-        checked = _check_merge(run, policy, merged)
     sets_before = before.get("before", {}).get("sets", {})
     if ranks.is_main():
-        report(run, policy, merged, before | checked | {"step": step, "ways": ways}, after)
+        report(run, policy, merged, before | {"step": step, "ways": ways}, after)
         tracked.log_evaluation(sets_before, 0)
         tracked.log_evaluation(after, step)
         files = [run.config.data.train, *run.config.data.test.values()]
@@ -330,22 +328,3 @@ def grpo_trainer(
     trainer.remove_callback(PrinterCallback)
     trainer.remove_callback(ProgressCallback)
     return trainer
-
-
-def _check_merge(run: Run, policy: LoadedPolicy, merged: Path) -> dict[str, Any]:
-    """Compare answers of the adapter on its base and of the merged model, on rank 0."""
-    config = run.config
-    count = config.evaluation.merge_samples
-    if config.model.lora is None or not count or not run.bench.test or not ranks.is_main():
-        return {}
-    check = check_merge(
-        run.folder / "adapter",
-        merged,
-        run.bench,
-        run.console,
-        num_samples=count,
-        base=policy.folder,
-        dtype=config.model.dtype,
-        quantization=config.model.quantization,
-    )
-    return {"merge_check": check.record()}
