@@ -191,6 +191,7 @@ def _cases() -> Iterator[Raw]:
     yield from _computed()
     yield from _time_steps()
     yield from _text_parts()
+    yield from _tied_groups()
 
 
 def _look_ups() -> Iterator[Raw]:
@@ -784,6 +785,38 @@ NESTED_CASES = [
     ("list_contains(map_values(awards), 3)", "awards['oscar'] = 3 OR awards['bear'] = 3", "list_has(map_values(awards), 3)"),
     ("tags[1] = 'drama'", "list_contains(tags, 'drama')", "list_extract(tags, 1) = 'drama'"),
 ]  # fmt: skip
+
+
+def _tied_groups() -> Iterator[Raw]:
+    """Ranks of groups, which differ only where sums are equal."""
+    kind, schema = "tied groups", "shop"
+    by_customer = "orders o JOIN customer c ON c.id = o.customer"
+    for value, rows, by, of in (
+        ("sum(total)", "orders", "customer", ""),
+        ("sum(price * stock)", "product", "category", ""),
+        ("avg(price)", "product", "category", ""),
+        ("max(total)", by_customer, "name", "city"),
+        ("sum(total)", by_customer, "name", "city"),
+    ):
+        keys = f"{of}, {by}" if of else by
+        part = f"PARTITION BY {of} " if of else ""
+        groups = f"SELECT {keys}, {value} AS v FROM {rows} GROUP BY {keys}"
+
+        def ranked(rank: str, which: str, keys: str = keys, part: str = part, groups: str = groups) -> str:
+            over = f"SELECT {keys}, {rank}() OVER ({part}ORDER BY v DESC) AS place FROM ({groups}) AS g"
+            return f"SELECT {keys} FROM ({over}) AS t WHERE place {which}"
+
+        for rank, which, others in (
+            ("rank", "= 1", ["row_number"]),
+            ("rank", "<= 2", ["row_number", "dense_rank"]),
+            ("dense_rank", "<= 2", ["rank"]),
+        ):
+            for other in others:
+                yield kind, schema, ranked(rank, which), ranked(other, which), False, True
+        more = f"SELECT count(*) FROM ({groups}) AS h WHERE h.v > g.v"
+        more += f" AND h.{of} = g.{of}" if of else ""
+        right = f"SELECT {keys} FROM ({groups}) AS g WHERE ({more}) < 2"
+        yield kind, schema, ranked("rank", "<= 2"), right, True, True
 
 
 def nested_cases() -> Iterator[Case]:

@@ -288,6 +288,24 @@ def test_moments_of_one_parent_stay_apart(tmp_path: Path) -> None:
     assert any(len({row[2] for row in rows}) < len(rows) for rows in drawn)  # of two agents
 
 
+def test_dates_a_step_apart_are_drawn_through_joins(tmp_path: Path) -> None:
+    path = tmp_path / "festival.sqlite"
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("CREATE TABLE festival (id INTEGER PRIMARY KEY, starts DATE)")
+        connection.execute("CREATE TABLE show (id INTEGER PRIMARY KEY, festival INTEGER REFERENCES festival)")
+        connection.execute("CREATE TABLE ticket (show INTEGER REFERENCES show, bought DATE)")
+        starts = [(n, f"2024-0{n + 1}-20") for n in range(8)]
+        connection.executemany("INSERT INTO festival VALUES (?, ?)", starts)
+        connection.executemany("INSERT INTO show VALUES (?, ?)", [(n, n % 8) for n in range(16)])
+        tickets = [(n % 16, f"20{10 + n % 9}-0{n % 7 + 1}-{n % 17 + 1:02}") for n in range(60)]
+        connection.executemany("INSERT INTO ticket VALUES (?, ?)", tickets)
+    joined = "ticket JOIN show ON show.id = show JOIN festival ON festival.id = festival"
+    distance = "julianday(starts) - julianday(bought)"
+    found = results(read_sample(path), f"SELECT {distance}, {distance} <= 12 FROM {joined}")
+    days = {row[0] for rows in found for row in rows}
+    assert days >= {11, 12, 13}
+
+
 def test_codes_keep_their_shape(tenancies: DatabaseSample) -> None:
     sql = "SELECT count(*) FROM flat WHERE postcode LIKE '12%' OR substr(postcode, 6) = 'x' OR postcode = 'Q'"
     drawn = {row[1] for each in contents(tenancies, sql) for row in each["flat"]}

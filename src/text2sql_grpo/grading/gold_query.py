@@ -39,6 +39,7 @@ _SCALAR = (
     *(exp.Add, exp.Sub, exp.Mul, exp.Div, exp.Neg, exp.Paren, exp.Literal, exp.Column, exp.Identifier),
     *(exp.Length, exp.Abs, exp.Round, exp.Cast, exp.DataType, exp.DataTypeParam, exp.Coalesce),
 )
+_RANKS = (exp.Window, exp.Limit, exp.Fetch, exp.Max, exp.Min, exp.All)
 _CUT = (
     *(exp.Substring, exp.Left, exp.Right, exp.StrPosition, exp.Split, exp.SplitPart),
     *(exp.RegexpExtract, exp.Trim, exp.Replace, exp.Cast, exp.TryCast),
@@ -83,6 +84,7 @@ class GoldQuery:
         links: Pairs of columns that are compared, or paired by a set operation.
         opposed: Pairs of columns of a row of which one is asked to be the larger.
         grouped: Columns of its GROUP BYs and PARTITION BYs.
+        ranks_groups: Whether it tells which groups are first.
         group_sizes: Integers that a count or a rank is compared with, its LIMITs, and the sizes of its window
             frames.
         identifying: Columns by whose values it picks rows: compared with texts or with themselves, and all of
@@ -108,6 +110,7 @@ class GoldQuery:
     links: tuple[tuple[ColumnRef, ColumnRef], ...] = ()
     opposed: frozenset[tuple[ColumnRef, ColumnRef]] = frozenset()
     grouped: frozenset[ColumnRef] = frozenset()
+    ranks_groups: bool = False
     group_sizes: tuple[int, ...] = ()
     identifying: frozenset[ColumnRef] = frozenset()
     aims: tuple[Aim, ...] = ()
@@ -190,6 +193,7 @@ def read_gold(
         links=tuple(_links(tree, columns_of)),
         opposed=frozenset(_opposed(compared, columns_compared)),
         grouped=_columns_in(grouped, columns_of),
+        ranks_groups=tree.find(exp.Group) is not None and tree.find(*_RANKS) is not None,
         group_sizes=tuple(dict.fromkeys(group_sizes)),
         identifying=frozenset(_identifying(tree, columns_of, declared)),
         aims=tuple(dict.fromkeys(_aims(compared, columns_compared))),

@@ -36,6 +36,7 @@ MAX_CORES = 4  # patterns of a column that one text may match together
 KEY_ATTEMPTS = 6
 MAX_AIMED = 6  # rows of a table in which an expression gets a value that was aimed at
 MAX_STEPS = 12  # of the search for such a row
+MAX_JOINS = 3  # references between two rows of which a query compares dates
 OUTLIER = 10  # times the largest of a column's values
 MAX_SUMMED = 1e14  # so that no sum of outliers exceeds SQLite's integers
 MAX_TEXT = 120  # characters of a text that was aimed at
@@ -55,6 +56,7 @@ class Recipe:
         childless: Share of rows that no row references.
         nulls: Share of NULLs in columns that may hold them.
         in_groups: True if groups get different sizes.
+        ties: True if groups get about the same size, and columns that are added up one or two values.
     """
 
     rows: int
@@ -65,6 +67,7 @@ class Recipe:
     childless: float
     nulls: float
     in_groups: bool
+    ties: bool = False
 
     @classmethod
     def drawn(cls, rng: Random) -> "Recipe":
@@ -276,10 +279,12 @@ class _Content:
             common = self._common(table, position, with_words=column in self.gold.cut)
             values = fitted(values, own, common, table.shapes[position], self.rng)
         values = _keeping_sign(values, own)
-        size = self.recipe.variety or MAX_POOL
+        is_tied = self.recipe.ties and column in self.gold.summed
+        size = self.rng.choice((1, 2)) if is_tied else self.recipe.variety or MAX_POOL
         pool = self.rng.sample(values, min(size, len(values)))
         numbers = [value for value in pool if isinstance(value, int | float) and abs(value) < MAX_SUMMED]
-        if column in self.gold.summed and numbers and not dates and self.rng.random() < 0.5:
+        is_summed = column in self.gold.summed and not is_tied
+        if is_summed and numbers and not dates and self.rng.random() < 0.5:
             pool[-1] = OUTLIER * max(numbers, key=abs)  # else the largest sum is that of the most rows
         steps = self.gold.steps.get(column, ())
         if dates and steps and len(pool) > 1 and self.rng.random() < 0.5:
@@ -294,7 +299,7 @@ class _Content:
         return {part: n for part, n in parts if not part.isalnum() or (with_words and part not in asked)}
 
     def _step(self, table: TableSample, rows: list[list[Cell]]) -> None:
-        """Move dates of some rows by one of the steps from a date of the same row, or of its parent.
+        """Move dates of some rows by one of the steps from a date of the same row, or of one joined to it.
 
         Or from that of another row with the same parents, where the column is compared with itself.
         """
@@ -315,7 +320,7 @@ class _Content:
                     for place in (place for columns in free for place in columns):
                         row[place] = near[place]
                 elif name != table.name:
-                    near = self._parent_of(table, row, name)
+                    near = self._joined(table, row, name)
                 if near and sample and other in sample.columns:
                     value = near[sample.columns.index(other)]
                     row[position] = stepped(dates, value, steps, self.rng) or row[position]
@@ -353,16 +358,39 @@ class _Content:
                     else:
                         row[second] = later_dates.written(early + gap)
 
-    def _parent_of(self, table: TableSample, row: Sequence[Cell], parent: str) -> Sequence[Cell] | None:
-        """Row of another table that a row references; None if there is none."""
-        for reference in table.references:
-            if reference.parent == parent:
-                places = [self.base.tables[parent].columns.index(name) for name in reference.parent_columns]
-                key = [row[position] for position in reference.columns]
-                for one in self.rows.get(parent, ()):
-                    if [one[place] for place in places] == key:
-                        return one
+    def _joined(self, table: TableSample, row: Sequence[Cell], name: str) -> Sequence[Cell] | None:
+        """Row of another table that a row is joined to by a few references; None if there is none."""
+        reached, seen = [(table, row)], {table.name}
+        for _ in range(MAX_JOINS):
+            reached = [
+                one for start in reached for one in self._neighbours(*start) if one[0].name not in seen
+            ]
+            seen |= {sample.name for sample, _ in reached}
+            if name in seen:
+                return next(found for sample, found in reached if sample.name == name)
         return None
+
+    def _neighbours(
+        self, table: TableSample, row: Sequence[Cell]
+    ) -> Iterator[tuple[TableSample, Sequence[Cell]]]:
+        """A row for each reference of a row, and for each reference to it."""
+        keys = [
+            (
+                self.base.tables[reference.parent],
+                reference.parent_columns,
+                [row[p] for p in reference.columns],
+            )
+            for reference in table.references
+        ]
+        for child, reference in self.base.children.get(table.name, ()):
+            names = tuple(child.columns[position] for position in reference.columns)
+            keys.append((child, names, [row[table.columns.index(n)] for n in reference.parent_columns]))
+        for sample, names, key in keys:
+            places = [sample.columns.index(name) for name in names]
+            made = self.rows.get(sample.name, ())
+            found = next((one for one in made if [one[place] for place in places] == key), None)
+            if found is not None:
+                yield sample, found
 
     def _redraw(self, table: TableSample, position: int, rows: list[list[Cell]]) -> None:
         if nested := table.nested.get(position):
@@ -393,6 +421,10 @@ class _Content:
 
     def _groups(self, values: Sequence[V], n_rows: int) -> list[V]:
         """`n_rows` shuffled values, the first ones with counts near the query's group sizes."""
+        if self.recipe.ties:
+            size = self.rng.choice([1, 3, *self.gold.group_sizes]) + self.rng.random()
+            used = self.rng.sample(values, min(len(values), max(2, round(n_rows / size))))
+            return [used[index % len(used)] for index in range(n_rows)]
         sizes = [size + step for size in self.gold.group_sizes for step in (0, 1, -1)]
         self.rng.shuffle(sizes)
         sizes += self.rng.sample(range(1, 8), 7)

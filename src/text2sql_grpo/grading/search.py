@@ -41,6 +41,7 @@ HARD_CODED = "hard-coded"  # in place of a mutant: the gold query's result on th
 
 N_FOR_ANSWER = 24  # candidates drawn for one answer
 N_ALIKE = 6  # more of them, whose rows meet the queries' conditions and share most values
+N_TIED = 10  # more of them, with groups of equal sizes and sums, for queries that rank groups
 N_WITH_NULLS = 4  # more of them, with NULLs wherever they are declared, if asked for
 ROWS_DRAWN = (3, 16, 48, 96)  # where databases are few, as SQLite cannot run the queries
 ALIKE_EVERY = 4  # each fourth of these meets the queries' conditions, too
@@ -221,7 +222,11 @@ def draw_databases(database: Path, base: DatabaseSample, queries: Native, *, siz
     rng = Random(f"{queries.gold}\0{queries.answer}")
     for number in range(1, size + 1):
         recipe = replace(Recipe.drawn(rng), rows=rng.choice(ROWS_DRAWN), planted=0.6)
-        yield draw_rows(base, gold, rng, recipe if number % ALIKE_EVERY else _alike(rng))
+        if number % ALIKE_EVERY == 0:
+            recipe = _alike(rng)
+        elif number % ALIKE_EVERY == 1 and gold.ranks_groups:
+            recipe = _tied(rng)
+        yield draw_rows(base, gold, rng, recipe)
 
 
 def gap_of(kills_hard_coded: Sequence[bool], returns_nothing: Sequence[bool], size: int) -> str:
@@ -276,7 +281,7 @@ def find_counterexamples(
     base, _ = _as_read(base, database, seeds)
     read = base.restricted(seeds.tables | base.named_in(gold_sql, answer_sql))
     rng = Random(f"{gold_sql}\0{answer_sql}")
-    recipes = _recipes_for_answer(rng)
+    recipes = _recipes_for_answer(rng, ranks_groups=seeds.ranks_groups)
     contents: Iterator[Content] = (draw_rows(read, seeds, rng, recipe) for recipe in recipes)
     if declared_nulls:
         nulls = read.with_nulls()
@@ -296,11 +301,19 @@ def find_counterexamples(
                 yield path
 
 
-def _recipes_for_answer(rng: Random) -> Iterator[Recipe]:
+def _recipes_for_answer(rng: Random, *, ranks_groups: bool) -> Iterator[Recipe]:
     for _ in range(N_FOR_ANSWER):
         yield replace(Recipe.drawn(rng), rows=rng.choice(ROWS_FOR_ANSWER), planted=0.6, exact=0.6)
     for _ in range(N_ALIKE):
         yield _alike(rng)
+    if ranks_groups:
+        for _ in range(N_TIED):
+            yield _tied(rng)
+
+
+def _tied(rng: Random) -> Recipe:
+    recipe = Recipe.drawn(rng)
+    return replace(recipe, rows=16, change=1.0, planted=0.3, variety=0, in_groups=True, ties=True)
 
 
 def _alike(rng: Random) -> Recipe:
