@@ -306,6 +306,42 @@ def test_dates_a_step_apart_are_drawn_through_joins(tmp_path: Path) -> None:
     assert days >= {11, 12, 13}
 
 
+RENTALS = """
+CREATE TABLE branch (code TEXT PRIMARY KEY CHECK (length(code) = 3 AND code = upper(code)));
+CREATE TABLE rental (
+  id INTEGER PRIMARY KEY, branch TEXT REFERENCES branch, picked_up DATE, due DATE, returned DATE,
+  status TEXT CHECK (status IN ('booked', 'out', 'back', 'lost')),
+  CHECK (picked_up < due), CHECK ((status = 'back') = (returned IS NOT NULL))
+);
+"""
+
+
+def test_rows_meet_the_checks_of_their_table(tmp_path: Path) -> None:
+    path = tmp_path / "rentals.sqlite"
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.executescript(RENTALS)
+        branches = ["LIS", "OPO", "FAO", "BRA"]
+        connection.executemany("INSERT INTO branch VALUES (?)", [(code,) for code in branches])
+        for n in range(40):
+            status = ["booked", "out", "back", "lost"][n % 4]
+            dates = (f"2024-03-{n % 20 + 1:02}", f"2024-04-{n % 20 + 1:02}")
+            returned = "2024-04-02" if status == "back" else None
+            row = (n, branches[n % 3], *dates, returned, status)
+            connection.execute("INSERT INTO rental VALUES (?, ?, ?, ?, ?, ?)", row)
+    base = read_sample(path)
+    assert base.checked == {"branch", "rental"}
+    sql = (
+        "SELECT branch, count(*) FROM rental WHERE status <> 'lost' AND picked_up >= '2025-01-01' GROUP BY 1"
+    )
+    for content in contents(base, sql):
+        with closing(materialise(base, content)) as connection:
+            for table, rows in content.items():
+                kept = connection.execute(f"SELECT count(*) FROM {table}").fetchone()[0]
+                assert kept == len(rows)
+    drawn = [row for content in contents(base, sql) for row in content["rental"]]
+    assert {row[5] for row in drawn if str(row[2]) >= "2025"} == {"booked", "out", "back", "lost"}
+
+
 def test_codes_keep_their_shape(tenancies: DatabaseSample) -> None:
     sql = "SELECT count(*) FROM flat WHERE postcode LIKE '12%' OR substr(postcode, 6) = 'x' OR postcode = 'Q'"
     drawn = {row[1] for each in contents(tenancies, sql) for row in each["flat"]}

@@ -34,6 +34,7 @@ MIN_ORDERED_ROWS = 10  # in which one date is never after another, from which it
 MIN_APART_ROWS = 10  # with a moment for each of a parent's rows, from which it is assumed that none repeats
 MAX_STEPS = 5_000_000  # SQLite instructions of one scan of a whole table, some tenths of a second
 _WORD = re.compile(r"\w+")
+_REFUSING = re.compile(r"\b(check|strict)\b", re.IGNORECASE)
 
 MAX_BYTES = 16_000  # of a value: a call of `replace` takes 10 ms at most
 BUDGET_S = 5.0  # processor seconds
@@ -230,6 +231,12 @@ class DatabaseSample:
                 if reference.parent != table.name:
                     found.setdefault(reference.parent, []).append((table, reference))
         return found
+
+    @cached_property
+    def checked(self) -> frozenset[str]:
+        """Tables that may refuse rows for the values of their cells."""
+        tables = (one for one in self.statements if one.sql.upper().startswith("CREATE TABLE"))
+        return frozenset(one.table for one in tables if _REFUSING.search(one.sql))
 
     def named_in(self, *sqls: str) -> set[str]:
         """Names of the tables that queries may read: their name, or that of a view on them, is in the text.

@@ -1,8 +1,8 @@
 """Small SQLite databases made from rows, gold queries on them, and whether these have one result there."""
 
 import sqlite3
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -29,9 +29,16 @@ class SmallDatabase(sqlite3.Connection):
         time: Budget of its expressions.
     """
 
-    def __init__(self, base: DatabaseSample, path: Path | None = None, *, max_bytes: int = MAX_BYTES) -> None:
+    def __init__(
+        self,
+        base: DatabaseSample,
+        path: Path | None = None,
+        *,
+        max_bytes: int = MAX_BYTES,
+        cached_statements: int = 0,
+    ) -> None:
         """Make one without tables: a new file, or in memory for None."""
-        super().__init__(path or ":memory:", isolation_level=None, cached_statements=0)
+        super().__init__(path or ":memory:", isolation_level=None, cached_statements=cached_statements)
         self.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, max_bytes)
         self.time = base.time
 
@@ -70,6 +77,36 @@ def materialise(base: DatabaseSample, content: Content, path: Path | None = None
         connection.close()
         raise
     return connection
+
+
+@contextmanager
+def row_test(base: DatabaseSample, table: str) -> Iterator[Callable[[Sequence[Cell]], bool]]:
+    """Test whether the types and CHECKs of a table accept a row, whatever its keys and references.
+
+    Raises:
+        SlowExpressionsError: See `ExpressionTime.metered`.
+    """
+    columns = base.tables[table].columns
+    insert = f"INSERT INTO {quoted(table)} ({', '.join(map(quoted, columns))}) VALUES"
+    insert = f"{insert} ({', '.join('?' * len(columns))})"
+    with closing(SmallDatabase(base, cached_statements=2)) as connection:
+        for statement in base.statements:
+            if statement.table == table:
+                connection.execute(statement.sql)
+        connection.execute("BEGIN")
+
+        def accepts(row: Sequence[Cell]) -> bool:
+            try:
+                with base.time.metered(connection):
+                    connection.execute(insert, row)
+                    connection.execute(f"DELETE FROM {quoted(table)}")
+            except _REFUSALS:
+                return False
+            except sqlite3.OperationalError:  # a function that is missing
+                return True
+            return True
+
+        yield accepts
 
 
 def insert_rows(

@@ -1,11 +1,13 @@
 """Values, dates and texts near a literal, which a slightly different condition treats differently."""
 
 import re
+import string
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import lru_cache
 from random import Random
 from typing import Any
 
@@ -150,11 +152,7 @@ class DateFormat:
 
     def read(self, value: Cell) -> datetime | None:
         """Moment that a value stands for; None unless it has the format."""
-        with suppress(ValueError):
-            moment = datetime.strptime(str(value), _readable(self.pattern))
-            if 1000 < moment.year < 3000 and self.written(moment) == value:
-                return moment
-        return None
+        return _read_date(self, value)
 
     def written(self, moment: datetime) -> Cell:
         """Value that stands for a moment."""
@@ -341,6 +339,25 @@ def shape(texts: Sequence[Cell]) -> tuple[str, ...]:
         return ()
     first = _runs(own[0])
     return first if "9" in first and all(_runs(text) == first for text in own) else ()
+
+
+@lru_cache(maxsize=10_000)
+def _read_date(dates: DateFormat, value: Cell) -> datetime | None:
+    with suppress(ValueError):
+        moment = datetime.strptime(str(value), _readable(dates.pattern))
+        if 1000 < moment.year < 3000 and dates.written(moment) == value:
+            return moment
+    return None
+
+
+def another_code(text: str, rng: Random) -> str:
+    """Text with other letters and digits in the places of a text's.
+
+    >>> another_code("LIS-07", Random(0))
+    'MYN-48'
+    """
+    letters = (string.ascii_uppercase, string.ascii_lowercase, string.digits)
+    return "".join(rng.choice(next((one for one in letters if sign in one), sign)) for sign in text)
 
 
 def _runs(text: str) -> tuple[str, ...]:

@@ -13,7 +13,10 @@ from typing import TypeVar
 
 from text2sql_grpo.grading.base_sample import DatabaseSample, Reference, TableSample
 from text2sql_grpo.grading.gold_query import Aim, GoldQuery
+from text2sql_grpo.grading.materialise import row_test
 from text2sql_grpo.grading.near_values import (
+    MIN_ALIKE,
+    another_code,
     as_column_value,
     fitted,
     is_number_as_text,
@@ -36,6 +39,7 @@ MAX_CORES = 4  # patterns of a column that one text may match together
 KEY_ATTEMPTS = 6
 MAX_AIMED = 6  # rows of a table in which an expression gets a value that was aimed at
 MAX_STEPS = 12  # of the search for such a row
+MAX_DONORS = 8  # rows of the base for a row that a CHECK refuses
 MAX_JOINS = 3  # references between two rows of which a query compares dates
 OUTLIER = 10  # times the largest of a column's values
 MAX_SUMMED = 1e14  # so that no sum of outliers exceeds SQLite's integers
@@ -150,6 +154,8 @@ class _Content:
             for row in rows:
                 if self.rng.random() < self.recipe.nulls:
                     row[position] = None
+        if table.rows and table.name in self.base.checked:
+            self._meet_checks(table, rows)
         for key in table.keys:
             rows = list(self._without_duplicates(table, key, rows))
         return rows
@@ -357,6 +363,26 @@ class _Content:
                         row[first] = dates.written(late - gap)
                     else:
                         row[second] = later_dates.written(early + gap)
+
+    def _meet_checks(self, table: TableSample, rows: list[list[Cell]]) -> None:
+        """Give rows that a CHECK refuses the cells of a row of the base, but for those that it accepts.
+
+        Of a few rows of the base it is the one with most of the cells that the query reads.
+        """
+        read = [p for p, column in enumerate(table.columns) if (table.name, column) in self.gold.columns]
+        linked = {p for key in table.keys for p in key} | {p for r in table.references for p in r.columns}
+        with row_test(self.base, table.name) as accepts:
+            for row in rows:
+                if accepts(row):
+                    continue
+                donors = self.rng.sample(table.rows, min(MAX_DONORS, len(table.rows)))
+                donor = max(donors, key=lambda one: sum(one[place] == row[place] for place in read))
+                wanted, row[:] = list(row), donor
+                places = self.rng.sample(range(len(row)), len(row))
+                for place in sorted(places, key=lambda place: (place not in linked, place not in read)):
+                    row[place] = wanted[place]
+                    if row[place] != donor[place] and not accepts(row):
+                        row[place] = donor[place]
 
     def _joined(self, table: TableSample, row: Sequence[Cell], name: str) -> Sequence[Cell] | None:
         """Row of another table that a row is joined to by a few references; None if there is none."""
@@ -623,7 +649,10 @@ class _Content:
         texts = [value for value in values if isinstance(value, str)]
         if texts and all(text.isdigit() for text in texts):
             return str(max(map(int, texts)) + count + 2).zfill(len(texts[0]))
-        return f"{self.rng.choice(texts or ['a'])}{count}"
+        text = self.rng.choice(texts or ["a"])
+        if len(texts) >= MIN_ALIKE and len(set(map(len, texts))) == 1:
+            return another_code(text, self.rng)
+        return f"{text}{count}"
 
 
 def _keeping_sign(values: Sequence[Cell], known: Sequence[Cell]) -> list[Cell]:
