@@ -258,7 +258,7 @@ def qwen(tmp_path: Path) -> Path:
 
 CONFIGS = sorted(path.name for path in (Path(__file__).parents[2] / "config").glob("*.yaml"))
 OWN = {  # what else differs from the machine that a config is for
-    "quickstart.yaml": {"sft.adapter": "null"},
+    "quickstart.yaml": {"sft.adapter": "null", "model.frozen_layers": "1"},
     "smollm2_spider.yaml": {"data.dev_databases": "[]"},
 }
 

@@ -125,6 +125,7 @@ def write_config(
         tree.get("evaluation", {}).pop("every", None)
         tree.get("evaluation", {}).pop("keep", None)
     tree.pop("selection", None)
+    tree["model"].pop("frozen_layers", None)  # the model may have fewer
     if estimated_tokens(compact_text(profile.schema)) > _PROMPT_TOKENS and not size.gpu_gib:
         tree["environment"] |= {"max_schema_tokens": _PROMPT_TOKENS, "max_episode_tokens": 1000}
     if size.example == _CODER:
