@@ -300,6 +300,14 @@ def test_times_of_day_are_planted_where_the_column_has_times(
     assert not any("15:" in str(value) for each in without.around(literal, ["2020-01-31"]) for value in each)
 
 
+def test_literals_that_are_left_out_and_texts_in_one_case_are_read(schema: Schema) -> None:
+    gold = read(
+        "SELECT lower(name) FROM person WHERE code <> 'p01' AND note NOT IN ('a') AND age > 3", schema
+    )
+    assert gold.denied == {("person", "code"), ("person", "note")}
+    assert gold.cased == {("person", "name")}
+
+
 def test_months_and_days_of_any_year_are_planted() -> None:
     dates = date_format(["2020-01-31"])
     assert dates is not None

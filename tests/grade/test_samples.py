@@ -342,6 +342,33 @@ def test_rows_meet_the_checks_of_their_table(tmp_path: Path) -> None:
     assert {row[5] for row in drawn if str(row[2]) >= "2025"} == {"booked", "out", "back", "lost"}
 
 
+def test_rows_meet_checks_by_regular_expressions(tmp_path: Path) -> None:
+    path = tmp_path / "permits.sqlite"
+    with closing(sqlite3.connect(path)) as connection, connection:
+        number, zone = "^BLD-20[0-9]{2}-[0-9]{4}$", "^[A-Z]{1,2}-[0-9]$"
+        columns = f"no TEXT UNIQUE CHECK (no REGEXP '{number}'), zone TEXT CHECK (zone REGEXP '{zone}')"
+        connection.create_function("regexp", 2, lambda expression, text: bool(re.search(expression, text)))
+        connection.execute(f"CREATE TABLE permit ({columns})")
+        rows = [(f"BLD-20{10 + n % 9}-{1000 + 77 * n}", f"{'ABC'[: n % 2 + 1]}-{n % 7}") for n in range(30)]
+        connection.executemany("INSERT INTO permit VALUES (?, ?)", rows)
+    base = read_sample(path)
+    for content in contents(base, "SELECT count(*) FROM permit WHERE zone LIKE 'A%' AND no > 'BLD-2015'"):
+        with closing(materialise(base, content)) as connection:
+            kept = connection.execute("SELECT no, zone FROM permit").fetchall()
+        assert len(kept) == len(content["permit"])
+        assert all(re.search(number, one) and re.search(zone, other) for one, other in kept)
+
+
+def test_rows_refer_to_parents_that_the_query_asks_for(base: DatabaseSample) -> None:
+    drawn = contents(base, "SELECT count(*) FROM person JOIN city ON city.id = city WHERE country = 'Peru'")
+    shares = []
+    for content in drawn:
+        asked = {row[0] for row in content["city"] if row[2] == "Peru"}
+        if 0 < len(asked) < len(content["city"]) / 4:
+            shares.append(sum(row[3] in asked for row in content["person"]) / len(content["person"]))
+    assert len(shares) > 5 and sum(shares) / len(shares) > 0.3
+
+
 def test_codes_keep_their_shape(tenancies: DatabaseSample) -> None:
     sql = "SELECT count(*) FROM flat WHERE postcode LIKE '12%' OR substr(postcode, 6) = 'x' OR postcode = 'Q'"
     drawn = {row[1] for each in contents(tenancies, sql) for row in each["flat"]}

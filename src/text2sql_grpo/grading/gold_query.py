@@ -92,10 +92,12 @@ class GoldQuery:
         aims: Expressions that it compares with numbers.
         is_recursive: Whether a CTE refers to itself.
         missing: Columns that it tests for NULL, the NULLs of outer joins aside.
+        denied: Columns of which it leaves out rows with a literal, as `status <> 'lost'` does.
         summed: Columns that it adds up or averages.
         divided: Columns whose remainders it takes.
         cut: Columns of whose texts it takes a part, and those that it casts.
         trimmed: Columns of whose texts it leaves out blanks at the ends.
+        cased: Columns whose texts it brings to one case.
         steps: Steps in time that it adds to a column, or compares its distance to another moment with.
     """
 
@@ -116,10 +118,12 @@ class GoldQuery:
     aims: tuple[Aim, ...] = ()
     is_recursive: bool = False
     missing: frozenset[ColumnRef] = frozenset()
+    denied: frozenset[ColumnRef] = frozenset()
     summed: frozenset[ColumnRef] = frozenset()
     divided: frozenset[ColumnRef] = frozenset()
     cut: frozenset[ColumnRef] = frozenset()
     trimmed: frozenset[ColumnRef] = frozenset()
+    cased: frozenset[ColumnRef] = frozenset()
     steps: Mapping[ColumnRef, tuple[Step, ...]] = field(default_factory=dict)
 
 
@@ -199,10 +203,12 @@ def read_gold(
         aims=tuple(dict.fromkeys(_aims(compared, columns_compared))),
         is_recursive=any(part.args.get("recursive") for part in tree.find_all(exp.With)),
         missing=frozenset(_missing(tree, columns_of)),
+        denied=frozenset(_denied(compared, columns_compared)),
         summed=_columns_in(sums, columns_of),
         divided=_columns_in(tree.find_all(exp.Mod), columns_of),
         cut=_columns_in(tree.find_all(*_CUT), columns_of),
         trimmed=_columns_in(tree.find_all(exp.Trim), columns_of),
+        cased=_columns_in(tree.find_all(exp.Lower, exp.Upper), columns_of),
         steps={column: tuple(dict.fromkeys(found)) for column, found in steps.items()},
     )
 
@@ -288,6 +294,13 @@ def _missing(tree: exp.Query, columns_of: dict[int, ColumnRef]) -> Iterator[Colu
         joins = (select.args.get("joins") or []) if select is not None else []
         if is_asked and id(test.this) in columns_of and not any(join.side for join in joins):
             yield columns_of[id(test.this)]
+
+
+def _denied(tree: exp.Query, columns_of: dict[int, ColumnRef]) -> Iterator[ColumnRef]:
+    denials = [node.this for node in tree.find_all(exp.Not) if not isinstance(node.this, exp.Is | exp.Exists)]
+    for node in (*tree.find_all(exp.NEQ), *denials):
+        if any(isinstance(part, exp.Literal) for part in inside(node)):
+            yield from columns_among(inside(node), columns_of)
 
 
 def _aims(tree: exp.Query, columns_of: dict[int, ColumnRef]) -> Iterator[Aim]:

@@ -5,10 +5,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from text2sql_grpo.grading.base_sample import MAX_BYTES, DatabaseSample, quoted
 from text2sql_grpo.grading.gold_result import GoldResult
+from text2sql_grpo.grading.regular_expressions import matches
 from text2sql_grpo.sql.outcome import Cell, ExecutionOutcome, Row
 
 MAX_STEPS = 5_000_000  # SQLite instructions of one query; a count, so that load changes no choice
@@ -61,12 +62,13 @@ def materialise(base: DatabaseSample, content: Content, path: Path | None = None
             for setting in (f"page_size = {PAGE_BYTES}", "journal_mode = MEMORY", "synchronous = OFF"):
                 connection.execute(f"PRAGMA {setting}")
             connection.execute("BEGIN")
-            for statement in base.statements:
-                with suppress(sqlite3.OperationalError):  # a virtual table whose module is missing
-                    connection.execute(statement.sql)
-            for table in base.tables.values():
-                insert = partial(_insert, connection, table.name, table.columns)
-                insert_rows(insert, content.get(table.name, ()), _REFUSALS)
+            with regular_expressions_in(connection):
+                for statement in base.statements:
+                    with suppress(sqlite3.OperationalError):  # a virtual table whose module is missing
+                        connection.execute(statement.sql)
+                for table in base.tables.values():
+                    insert = partial(_insert, connection, table.name, table.columns)
+                    insert_rows(insert, content.get(table.name, ()), _REFUSALS)
             before = -1
             while before != connection.total_changes:  # a row without its parent may be a parent
                 before = connection.total_changes
@@ -80,6 +82,23 @@ def materialise(base: DatabaseSample, content: Content, path: Path | None = None
 
 
 @contextmanager
+def regular_expressions_in(connection: sqlite3.Connection) -> Iterator[None]:
+    """Context in which SQLite computes regular expressions of CHECKs; queries run without, as in workers."""
+    functions: dict[str, Callable[[Any, Any], bool | None]] = {
+        "regexp": lambda expression, text: matches(str(expression), text),
+        "regexp_i_like": lambda text, expression: matches(f"(?i){expression}", text),
+        "regexp_full_match": lambda text, expression: matches(f"^(?:{expression})$", text),
+    }
+    for name, function in functions.items():
+        connection.create_function(name, 2, function)
+    try:
+        yield
+    finally:
+        for name in functions:
+            connection.create_function(name, 2, None)
+
+
+@contextmanager
 def row_test(base: DatabaseSample, table: str) -> Iterator[Callable[[Sequence[Cell]], bool]]:
     """Test whether the types and CHECKs of a table accept a row, whatever its keys and references.
 
@@ -89,7 +108,7 @@ def row_test(base: DatabaseSample, table: str) -> Iterator[Callable[[Sequence[Ce
     columns = base.tables[table].columns
     insert = f"INSERT INTO {quoted(table)} ({', '.join(map(quoted, columns))}) VALUES"
     insert = f"{insert} ({', '.join('?' * len(columns))})"
-    with closing(SmallDatabase(base, cached_statements=2)) as connection:
+    with closing(SmallDatabase(base, cached_statements=2)) as connection, regular_expressions_in(connection):
         for statement in base.statements:
             if statement.table == table:
                 connection.execute(statement.sql)

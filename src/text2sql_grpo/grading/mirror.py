@@ -30,7 +30,7 @@ from text2sql_grpo.grading.base_sample import (
     without_rows,
 )
 from text2sql_grpo.grading.gold_result import GoldResult
-from text2sql_grpo.grading.materialise import materialise
+from text2sql_grpo.grading.materialise import materialise, regular_expressions_in
 from text2sql_grpo.grading.nested import read_nested
 from text2sql_grpo.grading.time_steps import read_step
 from text2sql_grpo.sql.address import Database, parse_address
@@ -431,9 +431,10 @@ def _with_checks(create: str, checks: Sequence[str], rows: Sequence[Row], sample
     for check in checks:
         wider = f"{create.removesuffix(')')}, CHECK ({check}))"
         with closing(sqlite3.connect(":memory:")) as connection, suppress(sqlite3.Error):
-            connection.execute(wider)
             insert = f"INSERT INTO {quoted(sample.name)} ({listed}) VALUES ({marks})"
-            connection.executemany(insert, rows)
+            with regular_expressions_in(connection):
+                connection.execute(wider)
+                connection.executemany(insert, rows)
             create = wider
     return create
 

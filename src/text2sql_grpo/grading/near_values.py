@@ -350,14 +350,18 @@ def _read_date(dates: DateFormat, value: Cell) -> datetime | None:
     return None
 
 
-def another_code(text: str, rng: Random) -> str:
-    """Text with other letters and digits in the places of a text's.
+def another_code(texts: Sequence[str], rng: Random) -> str:
+    """Text like some of one length, with other letters and digits where they differ.
 
-    >>> another_code("LIS-07", Random(0))
-    'MYN-48'
+    >>> another_code(["LIS-07", "LOP-06"], Random(0))
+    'LYN-00'
     """
     letters = (string.ascii_uppercase, string.ascii_lowercase, string.digits)
-    return "".join(rng.choice(next((one for one in letters if sign in one), sign)) for sign in text)
+    places = zip(rng.choice(texts), zip(*texts, strict=True), strict=True)
+    return "".join(
+        sign if len(set(known)) == 1 else rng.choice(next((one for one in letters if sign in one), sign))
+        for sign, known in places
+    )
 
 
 def _runs(text: str) -> tuple[str, ...]:

@@ -3,7 +3,7 @@
 import math
 import re
 import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -39,7 +39,7 @@ MAX_CORES = 4  # patterns of a column that one text may match together
 KEY_ATTEMPTS = 6
 MAX_AIMED = 6  # rows of a table in which an expression gets a value that was aimed at
 MAX_STEPS = 12  # of the search for such a row
-MAX_DONORS = 8  # rows of the base for a row that a CHECK refuses
+MAX_DONORS = 30  # rows of the base for a row that a CHECK refuses
 MAX_JOINS = 3  # references between two rows of which a query compares dates
 OUTLIER = 10  # times the largest of a column's values
 MAX_SUMMED = 1e14  # so that no sum of outliers exceeds SQLite's integers
@@ -109,6 +109,7 @@ def draw_rows(
     for name, table in base.tables.items():
         made = known[name] if known and name in known else content.table_rows(table)
         content.rows[name] = [tuple(row) for row in made]
+        content.asked[name] = content._rows_asked(table, content.rows[name])
     return content.rows
 
 
@@ -118,6 +119,7 @@ class _Content:
 
     Attributes:
         rows: Rows made so far, parents first.
+        asked: Those of them that hold a literal of the query, or refer to such a row.
         fresh: Number of new values by table and position of the column.
     """
 
@@ -126,6 +128,7 @@ class _Content:
     rng: Random
     recipe: Recipe
     rows: dict[str, list[Row]] = field(default_factory=dict)
+    asked: dict[str, list[Row]] = field(default_factory=dict)
     fresh: dict[tuple[str, int], int] = field(default_factory=dict)
 
     def table_rows(self, table: TableSample) -> list[list[Cell]]:
@@ -274,6 +277,9 @@ class _Content:
         if column in self.gold.cut and not dates:
             others = reshaped(own, self.rng)
             values = others if others and self.rng.random() < 0.5 else others + values
+        if column in self.gold.cased:
+            texts = [value for value in own if isinstance(value, str)]
+            values = values + [text.swapcase() for text in self.rng.sample(texts, min(4, len(texts)))]
         if column in self.gold.trimmed:
             values = values + _padded(self.rng.sample(own, min(4, len(own)))) + [" "]
         if self.rng.random() < 0.5:  # values that no row of the base holds
@@ -307,7 +313,8 @@ class _Content:
     def _step(self, table: TableSample, rows: list[list[Cell]]) -> None:
         """Move dates of some rows by one of the steps from a date of the same row, or of one joined to it.
 
-        Or from that of another row with the same parents, where the column is compared with itself.
+        Or from that of another row with the same parents: half of the dates of one table, and all where
+        the column is compared with itself.
         """
         in_keys = {position for key in table.keys for position in key}
         free = [reference.columns for reference in table.references if in_keys.isdisjoint(reference.columns)]
@@ -321,7 +328,7 @@ class _Content:
             sample = self.base.tables.get(name)
             for row in self.rng.sample(rows, min(MAX_AIMED, len(rows))):
                 near: Sequence[Cell] | None = row
-                if not linked:
+                if not linked or (name == table.name and self.rng.random() < 0.5):
                     near = self.rng.choice(rows)
                     for place in (place for columns in free for place in columns):
                         row[place] = near[place]
@@ -345,9 +352,10 @@ class _Content:
     def _order(self, table: TableSample, rows: list[list[Cell]]) -> None:
         """Move dates behind those that they were never before, unless the query asks which is later.
 
-        Of the two, the one that the query compares with a literal stays.
+        Of the two, the one that the query compares with a literal or moves by a step stays.
         """
         name, columns, asked = table.name, table.columns, self.gold.opposed
+        compared = self.gold.literals.keys() | self.gold.steps.keys()
         for row in rows:
             for first, second in table.spans * 2:  # a move may undo an earlier one
                 one, other = (name, columns[first]), (name, columns[second])
@@ -359,7 +367,7 @@ class _Content:
                 if not (dates.has_time and later_dates.has_time):
                     gap = timedelta(days=gap.days + 1)
                 with suppress(OverflowError):
-                    if other in self.gold.literals and one not in self.gold.literals:
+                    if other in compared and one not in compared:
                         row[first] = dates.written(late - gap)
                     else:
                         row[second] = later_dates.written(early + gap)
@@ -367,22 +375,50 @@ class _Content:
     def _meet_checks(self, table: TableSample, rows: list[list[Cell]]) -> None:
         """Give rows that a CHECK refuses the cells of a row of the base, but for those that it accepts.
 
-        Of a few rows of the base it is the one with most of the cells that the query reads.
+        Of some rows of the base it is the one with most of the cells that the query compares, then reads.
         """
-        read = [p for p, column in enumerate(table.columns) if (table.name, column) in self.gold.columns]
-        linked = {p for key in table.keys for p in key} | {p for r in table.references for p in r.columns}
+        own = [(table.name, column) for column in table.columns]
+        read = [place for place, column in enumerate(own) if column in self.gold.columns]
+        compared = [place for place in read if own[place] in self.gold.literals]
+        keys = {place for key in table.keys for place in key}  # first, as rows refer to them
+        linked = keys | {place for reference in table.references for place in reference.columns}
         with row_test(self.base, table.name) as accepts:
             for row in rows:
                 if accepts(row):
                     continue
+                wanted = list(row)
                 donors = self.rng.sample(table.rows, min(MAX_DONORS, len(table.rows)))
-                donor = max(donors, key=lambda one: sum(one[place] == row[place] for place in read))
-                wanted, row[:] = list(row), donor
+                shared = [[_n_equal(one, wanted, each) for each in (compared, read)] for one in donors]
+                donor = donors[shared.index(max(shared))]
+                row[:] = donor
                 places = self.rng.sample(range(len(row)), len(row))
-                for place in sorted(places, key=lambda place: (place not in linked, place not in read)):
-                    row[place] = wanted[place]
-                    if row[place] != donor[place] and not accepts(row):
-                        row[place] = donor[place]
+                places.sort(key=lambda p: (p not in keys, p not in linked, p not in read))
+                for place in places * 2:  # what is refused may be accepted behind another cell
+                    kept, row[place] = row[place], wanted[place]
+                    if wanted[place] != kept and not accepts(row):
+                        row[place] = kept
+                for reference in table.references:
+                    self._meet_reference(table, reference, row, rows, accepts)
+
+    def _meet_reference(
+        self,
+        table: TableSample,
+        reference: Reference,
+        row: list[Cell],
+        rows: list[list[Cell]],
+        accepts: Callable[[Sequence[Cell]], bool],
+    ) -> None:
+        """Let a row refer to another parent, or none, where the one that it names is not there."""
+        parents = self._parents(table, reference, rows)
+        named = tuple(row[place] for place in reference.columns)
+        if named in parents or None in named:
+            return
+        tried = [*self.rng.sample(parents, min(3, len(parents))), (None,) * len(named)]
+        for parent in tried:
+            for place, value in zip(reference.columns, parent, strict=True):
+                row[place] = value
+            if accepts(row):
+                return
 
     def _joined(self, table: TableSample, row: Sequence[Cell], name: str) -> Sequence[Cell] | None:
         """Row of another table that a row is joined to by a few references; None if there is none."""
@@ -434,12 +470,14 @@ class _Content:
         exact, near = self._planted(table, position)
         is_grouped = (table.name, table.columns[position]) in self.gold.grouped
         groups = self._groups(pool, len(rows)) if is_grouped and self.recipe.in_groups else []
+        is_denied = (table.name, table.columns[position]) in self.gold.denied
+        planted = self.recipe.planted / 2 if is_denied else self.recipe.planted
         for index, row in enumerate(rows):
             if groups:
                 row[position] = groups[index]
             if self.rng.random() >= self.recipe.change:
                 continue
-            if (exact or near) and self.rng.random() < self.recipe.planted:
+            if (exact or near) and self.rng.random() < planted:
                 use_exact = exact and (not near or self.rng.random() < self.recipe.exact)
                 row[position] = self.rng.choice(exact if use_exact else near)
             elif not groups:
@@ -474,6 +512,11 @@ class _Content:
                 row[position] = value
         for value, row in zip(exact + near, self.rng.sample(rows, len(rows)), strict=False):
             row[position] = value
+        if (table.name, table.columns[position]) in self.gold.cased:
+            for row in self.rng.sample(rows, len(rows) // 4):
+                row[position] = (
+                    str(row[position]).swapcase() if isinstance(row[position], str) else row[position]
+                )
 
     def _refer(self, table: TableSample, reference: Reference, rows: list[list[Cell]]) -> list[list[Cell]]:
         """Rows with a parent each; for a unique reference, each parent once."""
@@ -493,10 +536,37 @@ class _Content:
                 chosen = self._groups(used, len(rows))
             else:
                 chosen = self.rng.choices(used, k=len(rows))
+            asked = (
+                [] if self.recipe.ties else [parent for parent in parents if parent in self._asked(reference)]
+            )
+            if asked:
+                share = self.recipe.planted / 2
+                chosen = [self.rng.choice(asked) if self.rng.random() < share else one for one in chosen]
         for row, parent in zip(rows, chosen, strict=True):
             for position, value in zip(reference.columns, parent, strict=True):
                 row[position] = value
         return rows
+
+    def _asked(self, reference: Reference) -> set[Row]:
+        """Keys of the parents that hold a literal of the query, or refer to a row that does."""
+        sample = self.base.tables[reference.parent]
+        places = [sample.columns.index(name) for name in reference.parent_columns]
+        return {tuple(row[place] for place in places) for row in self.asked.get(reference.parent, ())}
+
+    def _rows_asked(self, table: TableSample, rows: Sequence[Row]) -> list[Row]:
+        """Rows that hold a literal of the query, or refer to a row that does."""
+        literals = [
+            (place, self.gold.literals[table.name, column])
+            for place, column in enumerate(table.columns)
+            if (table.name, column) in self.gold.literals.keys() - self.gold.denied
+        ]
+        keys = [(reference.columns, self._asked(reference)) for reference in table.references]
+        return [
+            row
+            for row in rows
+            if any(row[place] in values for place, values in literals)
+            or any(tuple(row[place] for place in columns) in parents for columns, parents in keys)
+        ]
 
     def _deepen(self, table: TableSample, rows: list[list[Cell]]) -> None:
         """Order rows and references into a tree, or a chain, that has no cycle and any depth.
@@ -649,10 +719,9 @@ class _Content:
         texts = [value for value in values if isinstance(value, str)]
         if texts and all(text.isdigit() for text in texts):
             return str(max(map(int, texts)) + count + 2).zfill(len(texts[0]))
-        text = self.rng.choice(texts or ["a"])
         if len(texts) >= MIN_ALIKE and len(set(map(len, texts))) == 1:
-            return another_code(text, self.rng)
-        return f"{text}{count}"
+            return another_code(texts, self.rng)
+        return f"{self.rng.choice(texts or ['a'])}{count}"
 
 
 def _keeping_sign(values: Sequence[Cell], known: Sequence[Cell]) -> list[Cell]:
@@ -663,6 +732,10 @@ def _keeping_sign(values: Sequence[Cell], known: Sequence[Cell]) -> list[Cell]:
         for value in values
         if not isinstance(value, int | float) or lowest < 0 or value > 0 or value == lowest == 0
     ]
+
+
+def _n_equal(row: Sequence[Cell], other: Sequence[Cell], places: Sequence[int]) -> int:
+    return sum(row[place] == other[place] for place in places)
 
 
 def _padded(values: Sequence[Cell]) -> list[Cell]:

@@ -11,7 +11,7 @@ from sqlglot import exp
 
 from text2sql_grpo.grading.near_values import like_of, literally, unescaped
 from text2sql_grpo.grading.query_columns import COMPARISONS, ColumnRef, columns_among, inside
-from text2sql_grpo.grading.time_steps import Step, read_step
+from text2sql_grpo.grading.time_steps import OF_PARTS, Step, read_step
 from text2sql_grpo.sql.outcome import Cell
 from text2sql_grpo.sql.query import number_value, write_query
 
@@ -35,8 +35,6 @@ _MODIFIER = re.compile(r"[-+]?\d{1,9}(\.\d{1,9})?\s*[a-z]{1,9}", re.IGNORECASE) 
 _NUMBER = re.compile(r"[0-9]{1,4}")
 _VALUES = (exp.Lag, exp.Lead, exp.FirstValue, exp.LastValue, exp.NthValue, exp.Sum, exp.Avg, exp.Max, exp.Min)
 _YEARS = {"%Y", "year", "YEAR"}
-# Moments so far apart are alike in a part, such as the month, and not as a whole.
-_OF_PARTS = [Step(months=12), Step(months=120), Step(seconds=18_000.0)]
 _DISTANCES = (exp.DateDiff, exp.TsOrDsDiff, exp.Anonymous)  # `date_sub`, `age`
 _PARTS = (
     *(exp.Extract, exp.DateTrunc, exp.TimestampTrunc, exp.Date, exp.TsOrDsToDate, exp.Cast, exp.TimeToStr),
@@ -186,7 +184,7 @@ def steps_in(
         if steps:
             yield columns, steps, [moved for text in literals for moved in _moved(text, steps)]
     for part in tree.find_all(*_PARTS):
-        yield columns_among(part.find_all(exp.Column), columns_of), _OF_PARTS, []
+        yield columns_among(part.find_all(exp.Column), columns_of), OF_PARTS, []
 
 
 def _units(parts: Sequence[exp.Expr]) -> list[str]:

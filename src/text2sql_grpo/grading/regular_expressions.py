@@ -4,6 +4,7 @@ import re
 import string
 import warnings
 from collections.abc import Sequence
+from functools import lru_cache
 from random import Random
 from re import _compiler as compiler  # type: ignore[attr-defined]
 from re import _parser as parser  # type: ignore[attr-defined]  # the parts of a pattern
@@ -24,7 +25,10 @@ _SIGNS = string.ascii_letters + string.digits + "-_. "
 
 
 class _TooLongError(Exception):
-    """A text of more than `MAX_STEPS` parts."""
+    """A text of more than `MAX_STEPS` parts, or an expression of more than `MAX_UNROLLED`."""
+
+
+_ERRORS = (re.error, regex.error, OverflowError, RecursionError, TimeoutError, _TooLongError)
 
 
 def texts_around(expression: str, known: Sequence[Cell], rng: Random) -> tuple[list[Cell], list[Cell]]:
@@ -43,11 +47,7 @@ def texts_around(expression: str, known: Sequence[Cell], rng: Random) -> tuple[l
     exact: list[Cell] = []
     near: list[Cell] = []
     try:
-        with warnings.catch_warnings(action="ignore"):
-            tree = parser.parse(expression)
-            if _unrolled(tree) > MAX_UNROLLED:
-                return [], []
-            compiled = regex.compile(expression)
+        tree, compiled = _compiled(expression)
         places = {text: span for text in own if (span := _span(compiled, text))}
         is_form = bool(own) and len(places) == len(own)
         for text in rng.sample(list(places), min(N_CHANGED, len(places))) or [""]:
@@ -60,9 +60,36 @@ def texts_around(expression: str, known: Sequence[Cell], rng: Random) -> tuple[l
                     exact.append(other)
                 elif not is_form:
                     near.append(other)
-    except (re.error, regex.error, OverflowError, RecursionError, TimeoutError, _TooLongError):
+    except _ERRORS:
         return [], []
     return exact, near
+
+
+def matches(expression: str, text: object) -> bool | None:
+    """Whether an expression of a schema matches a text somewhere; None if that is not known.
+
+    >>> matches("^B[0-9]{3}$", "B017"), matches("^B[0-9]{3}$", "17"), matches("(", "17")
+    (True, False, None)
+    """
+    try:
+        return None if text is None else _span(_compiled(expression)[1], str(text)[:MAX_TEXT]) is not None
+    except _ERRORS:
+        return None
+
+
+@lru_cache(maxsize=64)
+def _compiled(expression: str) -> tuple[Any, "regex.Pattern[str]"]:
+    """Parts of an expression, and it compiled.
+
+    Raises:
+        re.error, regex.error, OverflowError, RecursionError: Python does not read it.
+        _TooLongError: It would take seconds.
+    """
+    with warnings.catch_warnings(action="ignore"):
+        tree = parser.parse(expression)
+        if _unrolled(tree) > MAX_UNROLLED:
+            raise _TooLongError
+        return tree, regex.compile(expression)
 
 
 def _unrolled(node: Any) -> int:

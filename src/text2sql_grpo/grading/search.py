@@ -330,7 +330,7 @@ def _alike(rng: Random) -> Recipe:
 
 
 def _joined(gold: GoldQuery, answer: GoldQuery) -> GoldQuery:
-    """The gold query with the dependencies of both; NULLs and blanks that the answer alone expects aside."""
+    """The gold query with the dependencies of both; what only the answer expects of NULLs and texts aside."""
 
     def both(name: str) -> Any:
         own, added = getattr(gold, name), getattr(answer, name)
@@ -341,7 +341,7 @@ def _joined(gold: GoldQuery, answer: GoldQuery) -> GoldQuery:
             return {key: tuple(dict.fromkeys((*own.get(key, ()), *added.get(key, ())))) for key in keys}
         return own | added
 
-    joined = {field.name for field in fields(gold)} - {"tree", "columns_of", "missing", "trimmed"}
+    joined = {field.name for field in fields(gold)} - {"tree", "columns_of", "missing", "trimmed", "cased"}
     return replace(gold, **{name: both(name) for name in joined})
 
 

@@ -46,6 +46,10 @@ class Step:
         return [f"{sign * number:+.0f} {unit}" for unit, number in parts.items() if number]
 
 
+# Moments so far apart are alike in a part, such as the month, and not as a whole.
+OF_PARTS = [Step(months=12), Step(months=120), Step(seconds=18_000.0)]
+
+
 def read_step(text: str) -> Step | None:
     """Step that a text stands for; None if it is none.
 
@@ -68,7 +72,9 @@ def stepped(dates: DateFormat, value: Cell, steps: Sequence[Step], rng: Random) 
     if moment is None:
         return None
     beside = timedelta(seconds=rng.choice([0, 0, 0, -1, 1]), days=rng.choice([0, 0, 0, -1, 1]))
+    named = [step for step in steps if step not in OF_PARTS]
+    some = named if named and rng.random() < 0.5 else [*steps, Step()]
     with suppress(ValueError, OverflowError):
-        step = rng.choice([*steps, Step()])
+        step = rng.choice(some)
         return dates.written(step.from_moment(moment, rng.choice([-1, 1])) + beside)
     return None
