@@ -471,7 +471,7 @@ class _Content:
         is_grouped = (table.name, table.columns[position]) in self.gold.grouped
         groups = self._groups(pool, len(rows)) if is_grouped and self.recipe.in_groups else []
         is_denied = (table.name, table.columns[position]) in self.gold.denied
-        planted = self.recipe.planted / 2 if is_denied else self.recipe.planted
+        planted = (1 - self.recipe.planted) / 2 if is_denied else self.recipe.planted
         for index, row in enumerate(rows):
             if groups:
                 row[position] = groups[index]
@@ -489,7 +489,8 @@ class _Content:
             size = self.rng.choice([1, 3, *self.gold.group_sizes]) + self.rng.random()
             used = self.rng.sample(values, min(len(values), max(2, round(n_rows / size))))
             return [used[index % len(used)] for index in range(n_rows)]
-        sizes = [size + step for size in self.gold.group_sizes for step in (0, 1, -1)]
+        factor = self.rng.choice((1, 1, 2))  # a condition may leave out some of a group
+        sizes = [factor * (size + step) for size in self.gold.group_sizes for step in (0, 1, -1)]
         self.rng.shuffle(sizes)
         sizes += self.rng.sample(range(1, 8), 7)
         drawn: list[V] = []
@@ -536,9 +537,8 @@ class _Content:
                 chosen = self._groups(used, len(rows))
             else:
                 chosen = self.rng.choices(used, k=len(rows))
-            asked = (
-                [] if self.recipe.ties else [parent for parent in parents if parent in self._asked(reference)]
-            )
+            favoured = self._asked(reference)
+            asked = [] if self.recipe.ties else [parent for parent in parents if parent in favoured]
             if asked:
                 share = self.recipe.planted / 2
                 chosen = [self.rng.choice(asked) if self.rng.random() < share else one for one in chosen]
