@@ -158,6 +158,8 @@ def as_sqlite(sql: str, dialect: str) -> str | None:
     "SELECT a FROM t WHERE d >= '2020-01-31' AND CAST(STRFTIME('%Y', d) AS INTEGER) = 2020"
     >>> as_sqlite("SELECT a FROM t WHERE i > INTERVAL '10 hours' AND m = 'sad'::mood", "postgres")
     "SELECT a FROM t WHERE i > '10 HOURS' AND m = 'sad'"
+    >>> as_sqlite("SELECT a FROM t WHERE (b = ANY (ARRAY[1, 2])) AND c <> ALL (ARRAY['x'])", "postgres")
+    "SELECT a FROM t WHERE (b IN (1, 2)) AND NOT c IN ('x')"
     >>> as_sqlite("SELECT a FROM t WHERE d < DATE '2020-01-31' - INTERVAL '1 month'", "postgres")
     "SELECT a FROM t WHERE d < DATETIME('2020-01-31', '-1 MONTHS')"
     """  # noqa: E501 (an example)
@@ -202,11 +204,27 @@ def _in_sqlite(node: exp.Expr) -> exp.Expr:
         return _function_in_sqlite(
             node, node.this.transform(_in_sqlite), node.expression.transform(_in_sqlite)
         )
+    if isinstance(node, exp.EQ | exp.NEQ) and (
+        items := _array_of(node.expression, isinstance(node, exp.NEQ))
+    ):
+        found = node.this.transform(_in_sqlite).isin(*items, copy=False)
+        return exp.not_(found, copy=False) if isinstance(node, exp.NEQ) else found
     part = _PART_CLASSES.get(type(node)) or (node.name.upper() if isinstance(node, exp.Extract) else "")
     if part in _TIME_PARTS:
         moment = node.expression if isinstance(node, exp.Extract) else node.this
         return _time_part(_TIME_PARTS[part], moment)
     return node
+
+
+def _array_of(node: exp.Expr, is_all: bool) -> list[exp.Expr]:
+    """Items of `ANY (ARRAY[..])`, or `ALL` of it, as PostgreSQL writes an IN of a CHECK."""
+    is_function = isinstance(node, exp.Anonymous) and node.name.upper() == "ALL"
+    if not (isinstance(node, exp.All) or is_function if is_all else isinstance(node, exp.Any)):
+        return []
+    inner = node.expressions[0] if is_function else node.this
+    while isinstance(inner, exp.Paren | exp.Cast):
+        inner = inner.this
+    return inner.expressions if isinstance(inner, exp.Array) else []
 
 
 def _function_in_sqlite(node: exp.Expr, this: exp.Expr, other: exp.Expr) -> exp.Expr:
