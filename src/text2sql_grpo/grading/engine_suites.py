@@ -35,7 +35,7 @@ from text2sql_grpo.sql.outcome import ExecutionOutcome, Limits
 from text2sql_grpo.sql.query import read_query
 from text2sql_grpo.sql.schema import read_schema
 
-N_CONFIRMED = 4  # databases of the mirror that refute an answer are tried on the engine
+N_CONFIRMED = 12  # databases of the mirror that refute an answer are tried on the engine
 N_DRAWN = 24  # databases are drawn where SQLite cannot run the gold query
 
 

@@ -27,6 +27,7 @@ from text2sql_grpo.grading.near_values import (
     with_number,
 )
 from text2sql_grpo.grading.nested import draw_nested
+from text2sql_grpo.grading.query_columns import ColumnRef
 from text2sql_grpo.grading.regular_expressions import texts_around
 from text2sql_grpo.grading.time_steps import stepped
 from text2sql_grpo.sql.outcome import Cell, Row
@@ -196,14 +197,9 @@ class _Content:
         if position in table.booleans:
             return [], []
         column = (table.name, table.columns[position])
-        columns = {column}
+        columns = self._referring(table, position)
         for left, right in self.gold.links:
             columns |= {left, right} if column in (left, right) else set()
-        for other in self.base.tables.values():
-            for reference in other.references:
-                if reference.parent == table.name and column[1] in reference.parent_columns:
-                    place = reference.columns[reference.parent_columns.index(column[1])]
-                    columns.add((other.name, other.columns[place]))
         literals = [value for c in sorted(columns) for value in self.gold.literals.get(c, ())]
         alike = _alike(table, position)
         if _FRACTIONS.search(table.types[position]) and all(type(value) is int for value in alike):
@@ -249,6 +245,16 @@ class _Content:
             exact = [*met, *(fitted(exact, alike, signs, runs, self.rng) or exact)]
             near = fitted(near, alike, signs, runs, self.rng)
         return exact, near
+
+    def _referring(self, table: TableSample, position: int) -> set[ColumnRef]:
+        """A column, and those that refer to it."""
+        column = table.columns[position]
+        return {(table.name, column)} | {
+            (child.name, child.columns[reference.columns[reference.parent_columns.index(column)]])
+            for child in self.base.tables.values()
+            for reference in child.references
+            if reference.parent == table.name and column in reference.parent_columns
+        }
 
     def _pool(self, table: TableSample, position: int) -> list[Cell]:
         """Candidate values of a column: its own, and those of columns it is compared with."""
@@ -318,10 +324,14 @@ class _Content:
         """
         in_keys = {position for key in table.keys for position in key}
         free = [reference.columns for reference in table.references if in_keys.isdisjoint(reference.columns)]
+        referring = {position for reference in table.references for position in reference.columns}
         for position, column in enumerate(table.columns):
             own = table.name, column
-            dates, steps = table.dates.get(position), self.gold.steps.get(own, ())
-            if not (dates and steps) or self.rng.random() < 0.5:  # else dates next to literals are lost
+            dates, columns = table.dates.get(position), sorted(self._referring(table, position))
+            steps = [step for one in columns for step in self.gold.steps.get(one, ())]
+            if not (dates and steps) or position in referring:
+                continue
+            if self.rng.random() < 0.5:  # else dates next to literals are lost
                 continue
             linked = [other for link in self.gold.links if own in link for other in link if other != own]
             name, other = self.rng.choice(linked or [own])
