@@ -829,31 +829,38 @@ def nested_cases() -> Iterator[Case]:
 
 def made(engine: str, schema: str, folder: Path, url: str = "") -> str | Path:
     """Path or URL of a new database of one schema."""
+    statements = [NESTED] if engine == "duckdb" and schema == "nested" else script(schema)
+    return new_database(engine, f"classes_{schema}", ";\n".join(statements), folder, url)
+
+
+def new_database(engine: str, name: str, sql: str, folder: Path, url: str = "") -> str | Path:
+    """Path or URL of a new database that a script makes.
+
+    Args:
+        url: URL of a superuser of a PostgreSQL server, where a database of that name is replaced.
+    """
     if engine == "sqlite":
-        path = folder / f"{schema}.sqlite"
-        with closing(sqlite3.connect(path)) as connection, connection:
-            for statement in script(schema):
-                connection.execute(statement)
+        path = folder / f"{name}.sqlite"
+        with closing(sqlite3.connect(path)) as connection:
+            connection.executescript(sql)
         return path
     if engine == "duckdb":
         import duckdb
 
-        with duckdb.connect(str(folder / f"{schema}.duckdb")) as duck:
-            for statement in [NESTED] if schema == "nested" else script(schema):
-                duck.execute(statement)
-        return f"duckdb:///{folder}/{schema}.duckdb"
+        with duckdb.connect(str(folder / f"{name}.duckdb")) as duck:
+            duck.execute(sql)
+        return f"duckdb:///{folder}/{name}.duckdb"
     import psycopg
 
     from text2sql_grpo.sql.postgres_role import restricted_role_sql
 
-    name = f"classes_{schema}"
+    server = url.rpartition("/")[0]
     with psycopg.connect(url, autocommit=True) as admin:
         admin.execute(f"DROP DATABASE IF EXISTS {name}")
+        admin.execute(f"DROP ROLE IF EXISTS reader_{name}")
         admin.execute(f"CREATE DATABASE {name}")
-    server = url.rpartition("/")[0]
     with psycopg.connect(f"{server}/{name}", autocommit=True) as admin:
-        for statement in script(schema):
-            admin.execute(statement)
+        admin.execute(sql)
         admin.execute(restricted_role_sql(f"reader_{name}", "secret", name))
     return f"postgresql://reader_{name}:secret@{server.rpartition('@')[2]}/{name}"
 
