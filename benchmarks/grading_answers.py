@@ -20,7 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.grading_classes import new_database
+from grading_classes import new_database
+
 from text2sql_grpo.files import read_json
 from text2sql_grpo.grading.suite import TestSuite
 from text2sql_grpo.grading.verdict import Grader

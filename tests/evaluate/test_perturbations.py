@@ -19,7 +19,6 @@ from text2sql_grpo.config import Config, DataConfig, EnvironmentConfig, ModelCon
 from text2sql_grpo.data.example import Example
 from text2sql_grpo.errors import DataError
 from text2sql_grpo.evaluation.bench import Bench
-from text2sql_grpo.evaluation.contamination import seen_questions
 from text2sql_grpo.evaluation.perturbations import Perturbed, perturbed
 from text2sql_grpo.evaluation.perturbed_copies import SQLiteCopies, copies_of
 
@@ -157,41 +156,18 @@ def test_the_verb_prints_what_each_form_costs(
 ) -> None:
     model = write_model(tmp_path / "model", max_positions=2048)
     (tmp_path / "config.yaml").write_text(dump_config(config))
-    (tmp_path / "corpus.txt").write_text("x\nA: select SALARY from staff where name = Miriam\n")
     argv = ["evaluate", "--model_path", str(model), "--config", str(tmp_path / "config.yaml")]
     argv += ["--out", str(tmp_path / "e.json"), "--perturb", "order", "rename"]
-    assert main([*argv, "--corpora", str(tmp_path / "corpus.txt")]) == 0
+    assert main(argv) == 0
     out = capsys.readouterr().out
-    assert "so asked" in out and "Questions that occur in the corpora: 1, right: 0/1" in out
+    assert "so asked" in out
     record = json.loads((tmp_path / "e.json").read_text())
     assert (record["perturbed"]["rename"]["left_out"], record["perturbed"]["order"]["left_out"]) == (1, 0)
     assert record["perturbed"]["rename"]["neither"] == 5
-    assert record["seen"]["unseen"]["total"] == 5
     assert (
         record["questions_sha256"]["held"] == sha256((tmp_path / "questions.jsonl").read_bytes()).hexdigest()
     )
     assert len((tmp_path / "e-rename.jsonl").read_text().splitlines()) == 5
-    assert main([*argv, "--corpora", str(tmp_path / "nowhere.txt")]) == 1
-    assert "--corpora must name text files: no such file" in capsys.readouterr().err
-
-
-def test_questions_are_found_by_eight_words_in_a_row(tmp_path: Path) -> None:
-    long = "one two three four five six seven eight nine ten"
-    examples = [
-        Example("long", "d", long, "SELECT a FROM t"),
-        Example("other", "d", "one two three four five six seven", "SELECT b FROM t"),
-        Example("gold", "d", "?", "SELECT c, d, e FROM t WHERE f = 'g' AND h = 2"),
-    ]
-    corpus = tmp_path / "corpus.jsonl"
-    for text, seen in (
-        ("zero TWO three, four five six seven eight nine!", {"long"}),
-        ("one two three four five six seven", {"other"}),
-        ("a one two three four five six seven eight", {"long", "other"}),
-        ('{"sql": "select c,d,e from t where f=\'g\'"}', {"gold"}),
-        ("two three four five six seven", set()),
-    ):
-        corpus.write_bytes(text.encode() + b"\xff")
-        assert seen_questions(examples, [corpus]) == seen
 
 
 DUCKDB_STAFF = """CREATE TYPE mood AS ENUM ('good', 'bad'); CREATE SCHEMA sales;

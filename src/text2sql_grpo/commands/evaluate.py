@@ -32,7 +32,6 @@ def evaluate(
     temperature: Temperature | None = None,
     seed: int | None = None,
     perturb: list[Perturbation] | None = None,
-    corpora: list[Path] | None = None,
     export: Board | None = None,
     out: Path | None = None,
     show: bool = False,
@@ -60,8 +59,6 @@ def evaluate(
         perturb: Ask each question in these other forms too, and print what that costs: the schema in another
             order, shorter names of columns, tables of another database added, a typo, another sentence, or no
             schema at all.
-        corpora: Text files that the model may have been trained on: questions of which eight words in a row
-            occur there are counted apart.
         export: Write the predictions for a benchmark's own evaluator too, a file for each held-out set.
         out: Default: evaluation-MODEL.json in the run or the folder around the model; for --base_url here.
         show: Print each answer whole, with its turns; they are in the page and in the .jsonl anyway.
@@ -80,9 +77,6 @@ def evaluate(
     out = out or folder / f"evaluation-{path.resolve().name}.json"
     count = num_samples or run.data.test_samples
     samples = run.evaluation.samples if samples is None else samples
-    for corpus in corpora or ():
-        if not corpus.is_file():
-            raise ConfigError(f"--corpora must name text files: no such file: {corpus}")
     if export is not None and count is not None:
         raise ConfigError(
             "--export needs whole sets: leave out --num_samples and set data.test_samples to null"
@@ -142,8 +136,6 @@ def evaluate(
             forms = _perturbed(perturb or (), bench, chosen, answers, asked, console, out, **sampling)
         if forms:
             record["perturbed"] = {kind: form.record() | {"left_out": n} for kind, (form, n) in forms.items()}
-        if corpora:
-            record["seen"] = _seen(corpora, answers)
         write_json(out, record)
         for name, answered in answers.items():
             for answer in answered:
@@ -156,8 +148,7 @@ def evaluate(
             console.print(tables.samples_table({"": scores}))
         if forms:
             console.print(tables.perturbation_table(forms))
-        lines_below = (tables.reason_lines(scores), tables.seen_lines(record.get("seen", {})))
-        for line in chain(*lines_below, tables.gap_lines(accepted)):
+        for line in chain(tables.reason_lines(scores), tables.gap_lines(accepted)):
             console.print(Text(line), soft_wrap=True)
         console.print(f"evaluation: {out}", soft_wrap=True)
         page = write_page(out.with_suffix(".html"), evaluation_report(out))
@@ -205,19 +196,6 @@ def _hashes(run: Config, sets: Iterable[str]) -> dict[str, str]:
     """Hash of each set's question file, which tells versions of a benchmark apart."""
     files = {name: Path(str(run.data.test[name])) for name in sets}
     return {name: sha256(path) for name, path in files.items() if path.is_file()}
-
-
-def _seen(corpora: Sequence[Path], answers: dict[str, Any]) -> dict[str, Any]:
-    """Accuracy on the questions that occur in files, and on the others."""
-    from text2sql_grpo.evaluation.contamination import seen_questions
-    from text2sql_grpo.evaluation.summary import accuracy
-
-    everyone = [answer for answered in answers.values() for answer in answered]
-    ids = seen_questions([answer.example for answer in everyone], corpora)
-    return {
-        "seen": accuracy([answer for answer in everyone if answer.example.id in ids]).record(),
-        "unseen": accuracy([answer for answer in everyone if answer.example.id not in ids]).record(),
-    }
 
 
 def _unlike_the_run(

@@ -66,7 +66,7 @@ def texts_around(expression: str, known: Sequence[Cell], rng: Random) -> tuple[l
 
 
 def matches(expression: str, text: object) -> bool | None:
-    """Whether an expression of a schema matches a text somewhere; None if that is not known.
+    """True if an expression of a schema matches a part of a text; None if that is not known.
 
     >>> matches("^B[0-9]{3}$", "B017"), matches("^B[0-9]{3}$", "17"), matches("(", "17")
     (True, False, None)

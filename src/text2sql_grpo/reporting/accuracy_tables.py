@@ -169,13 +169,6 @@ def perturbation_table(forms: Mapping[str, tuple[Paired, int]]) -> Table:
     return table
 
 
-def seen_lines(seen: Mapping[str, Any]) -> Iterator[str]:
-    """Accuracy on the questions that occur in files of the user, and on the others."""
-    for name, record in seen.items():
-        where = "occur in the corpora" if name == "seen" else "do not"
-        yield f"Questions that {where}: {record['total']}, right: {Accuracy.read(record)}"
-
-
 def gap_lines(accepted: Mapping[str, int]) -> Iterator[str]:
     """Share of accepted answers that were checked less than configured, and the reasons.
 
