@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
-from itertools import pairwise, permutations
+from itertools import chain, pairwise, permutations
 from random import Random
 from typing import TypeVar
 
@@ -513,15 +513,16 @@ class _Content:
 
     def _rekey(self, table: TableSample, position: int, rows: list[list[Cell]]) -> None:
         """Shuffle the values of a key among the rows and plant literals; duplicates are fixed later."""
-        exact, near = self._planted(table, position)
-        if not exact + near and (table.name, table.columns[position]) not in self.gold.columns:
+        planted = list(chain(*self._planted(table, position)))
+        planted = _keeping_sign(planted, _alike(table, position))  # -1 in `coalesce(parent, -1)` is no key
+        if not planted and (table.name, table.columns[position]) not in self.gold.columns:
             return
         if self.rng.random() < 0.5:
             values = [row[position] for row in rows]
             self.rng.shuffle(values)
             for row, value in zip(rows, values, strict=True):
                 row[position] = value
-        for value, row in zip(exact + near, self.rng.sample(rows, len(rows)), strict=False):
+        for value, row in zip(planted, self.rng.sample(rows, len(rows)), strict=False):
             row[position] = value
         if (table.name, table.columns[position]) in self.gold.cased:
             for row in self.rng.sample(rows, len(rows) // 4):
