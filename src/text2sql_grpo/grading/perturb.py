@@ -110,7 +110,7 @@ def draw_rows(
     for name, table in base.tables.items():
         made = known[name] if known and name in known else content.table_rows(table)
         content.rows[name] = [tuple(row) for row in made]
-        content.asked[name] = content._rows_asked(table, content.rows[name])
+        content.asked[name] = content.rows_asked(table, content.rows[name])
     return content.rows
 
 
@@ -526,9 +526,8 @@ class _Content:
             row[position] = value
         if (table.name, table.columns[position]) in self.gold.cased:
             for row in self.rng.sample(rows, len(rows) // 4):
-                row[position] = (
-                    str(row[position]).swapcase() if isinstance(row[position], str) else row[position]
-                )
+                value = row[position]
+                row[position] = value.swapcase() if isinstance(value, str) else value
 
     def _refer(self, table: TableSample, reference: Reference, rows: list[list[Cell]]) -> list[list[Cell]]:
         """Rows with a parent each; for a unique reference, each parent once."""
@@ -564,7 +563,7 @@ class _Content:
         places = [sample.columns.index(name) for name in reference.parent_columns]
         return {tuple(row[place] for place in places) for row in self.asked.get(reference.parent, ())}
 
-    def _rows_asked(self, table: TableSample, rows: Sequence[Row]) -> list[Row]:
+    def rows_asked(self, table: TableSample, rows: Sequence[Row]) -> list[Row]:
         """Rows that hold a literal of the query, or refer to a row that does."""
         literals = [
             (place, self.gold.literals[table.name, column])

@@ -71,8 +71,10 @@ def matches(expression: str, text: object) -> bool | None:
     >>> matches("^B[0-9]{3}$", "B017"), matches("^B[0-9]{3}$", "17"), matches("(", "17")
     (True, False, None)
     """
+    if text is None or len(str(text)) > MAX_TEXT:
+        return None
     try:
-        return None if text is None else _span(_compiled(expression)[1], str(text)[:MAX_TEXT]) is not None
+        return _span(_compiled(expression)[1], str(text)) is not None
     except _ERRORS:
         return None
 
