@@ -24,7 +24,6 @@ import pytest
 pytest.importorskip("mcp", reason="needs the extra: pip install 'text2sql-grpo[mcp]'")
 
 from tests.scripted_policy import SHOP, ask
-from tests.tiny_model import write_adapter
 from tests.tiny_run import json_lines, write_config
 from text2sql_grpo.commands import main
 from text2sql_grpo.config import MCPConfig
@@ -379,7 +378,6 @@ VERBS = {
     "evaluate": ["--model_path", "{model}"],
     "collect": ["--model_path", "{model}", "--out", "{folder}/collected.jsonl"],
     "compare": ["{model}", "{model}"],
-    "merge": ["--adapter", "{folder}/adapter", "--num_samples", "1"],
     "sft": ["--sft.max_steps", "1"],
 }
 
@@ -397,8 +395,6 @@ def test_a_database_changed_as_its_servers_end_fails_the_verb(
     original = tmp_path / "run" / "databases" / "shop.sqlite"
     script = f"{other_server.replace('{database}', '$0')}; echo changed >> {original}"
     config = shop_run(tmp_path / "run", started_model, mcp={"command": shlex.join(["sh", "-c", script, "x"])})
-    if verb == "merge":
-        write_adapter(tmp_path / "adapter", Path(started_model))
     options = [
         option.format(model=started_model, folder=tmp_path) if option != "{}" else option
         for option in VERBS[verb]
