@@ -84,7 +84,7 @@ class GoldQuery:
         links: Pairs of columns that are compared, or paired by a set operation.
         opposed: Pairs of columns of a row of which one is asked to be the larger.
         grouped: Columns of its GROUP BYs and PARTITION BYs.
-        ranks_groups: Whether it tells which groups are first.
+        ranks_groups: True if it ranks groups, or takes the first of them.
         group_sizes: Integers that a count or a rank is compared with, its LIMITs, and the sizes of its window
             frames.
         identifying: Columns by whose values it picks rows: compared with texts or with themselves, and all of
