@@ -118,6 +118,8 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help=f"{QUICK} gold queries on SQLite")
     parser.add_argument("--proofs", action="store_true", help="only run the proofs, on SQLite and DuckDB")
     options = parser.parse_args()
+    if unknown := sorted(set(options.sets) - set(SETS)):
+        parser.error(f"no set {', '.join(unknown)}; there are {', '.join(SETS)}")
     engines = {name: read_json(FOLDER / f"{name}.json")["engine"] for name in SETS}
     names = [name for name in options.sets or SETS if options.url or engines[name] != "postgresql"]
     if options.quick:

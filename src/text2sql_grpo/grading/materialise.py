@@ -100,7 +100,7 @@ def regular_expressions_in(connection: sqlite3.Connection) -> Iterator[None]:
 
 @contextmanager
 def row_test(base: DatabaseSample, table: str) -> Iterator[Callable[[Sequence[Cell]], bool]]:
-    """Test whether the types and CHECKs of a table accept a row, whatever its keys and references.
+    """Test of a row against the types and CHECKs of a table, its keys and references aside.
 
     Raises:
         SlowExpressionsError: See `ExpressionTime.metered`.
