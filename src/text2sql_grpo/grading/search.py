@@ -17,6 +17,7 @@ from random import Random
 from typing import Any
 
 from text2sql_grpo.grading.base_sample import DatabaseSample, with_identifiers, with_links
+from text2sql_grpo.grading.boundaries import MAX_PROBES, probes, with_equal_sides
 from text2sql_grpo.grading.gold_query import GoldQuery, read_gold, why_unread
 from text2sql_grpo.grading.gold_result import GoldResult, with_ties_decided
 from text2sql_grpo.grading.materialise import (
@@ -42,6 +43,7 @@ HARD_CODED = "hard-coded"  # in place of a mutant: the gold query's result on th
 N_FOR_ANSWER = 24  # candidates drawn for one answer
 N_ALIKE = 6  # more of them, whose rows meet the queries' conditions and share most values
 N_TIED = 10  # more of them, with groups of equal sizes and sums, for queries that rank groups
+N_EQUAL = 10  # more of them, in which the two sides of a comparison of several rows are equal
 N_WITH_NULLS = 4  # more of them, with NULLs wherever they are declared, if asked for
 ROWS_DRAWN = (3, 16, 48, 96)  # where databases are few, as SQLite cannot run the queries
 ALIKE_EVERY = 4  # each fourth of these meets the queries' conditions, too
@@ -283,6 +285,9 @@ def find_counterexamples(
     rng = Random(f"{gold_sql}\0{answer_sql}")
     recipes = _recipes_for_answer(rng, ranks_groups=seeds.ranks_groups)
     contents: Iterator[Content] = (draw_rows(read, seeds, rng, recipe) for recipe in recipes)
+    if compared := list(islice(chain(*map(probes, filter(None, (gold, answer)))), MAX_PROBES)):
+        in_groups = (draw_rows(read, seeds, rng, _in_groups(rng)) for _ in range(N_EQUAL))
+        contents = chain(contents, (with_equal_sides(read, rows, compared, rng) for rows in in_groups))
     if declared_nulls:
         nulls = read.with_nulls()
         more = (replace(Recipe.drawn(rng), nulls=0.3) for _ in range(N_WITH_NULLS))
@@ -314,6 +319,11 @@ def _recipes_for_answer(rng: Random, *, ranks_groups: bool) -> Iterator[Recipe]:
 def _tied(rng: Random) -> Recipe:
     recipe = Recipe.drawn(rng)
     return replace(recipe, rows=16, change=1.0, planted=0.3, variety=0, in_groups=True, ties=True)
+
+
+def _in_groups(rng: Random) -> Recipe:
+    """Recipe of rows that meet the queries' conditions, half of the time with few values to add up."""
+    return replace(_alike(rng), rows=rng.choice((3, 8)), exact=1.0, ties=rng.random() < 0.5)
 
 
 def _alike(rng: Random) -> Recipe:
