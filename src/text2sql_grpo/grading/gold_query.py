@@ -98,6 +98,7 @@ class GoldQuery:
         cut: Columns of whose texts it takes a part, and those that it casts.
         trimmed: Columns of whose texts it leaves out blanks at the ends.
         cased: Columns whose texts it brings to one case.
+        tied: Columns by which it orders rows, with another one behind them that decides ties.
         steps: Steps in time that it adds to a column, or compares its distance to another moment with.
     """
 
@@ -124,6 +125,7 @@ class GoldQuery:
     cut: frozenset[ColumnRef] = frozenset()
     trimmed: frozenset[ColumnRef] = frozenset()
     cased: frozenset[ColumnRef] = frozenset()
+    tied: frozenset[ColumnRef] = frozenset()
     steps: Mapping[ColumnRef, tuple[Step, ...]] = field(default_factory=dict)
 
 
@@ -180,6 +182,7 @@ def read_gold(
         for key in (part.args.get("partition_by") or [] if isinstance(part, exp.Window) else [part])
     ]
     outside = (node for node in tree.find_all(exp.Literal) if not isinstance(node.parent, exp.Bracket))
+    before_last = [key for order in tree.find_all(exp.Order) for key in order.expressions[:-1]]
     sums = [
         node
         for node in tree.find_all(exp.Sum, exp.Avg, exp.Anonymous)
@@ -209,6 +212,7 @@ def read_gold(
         cut=_columns_in(tree.find_all(*_CUT), columns_of),
         trimmed=_columns_in(tree.find_all(exp.Trim), columns_of),
         cased=_columns_in(tree.find_all(exp.Lower, exp.Upper), columns_of),
+        tied=_columns_in(before_last, columns_of),
         steps={column: tuple(dict.fromkeys(found)) for column, found in steps.items()},
     )
 
@@ -278,8 +282,15 @@ def _lacking(tree: exp.Query) -> Iterator[exp.Expr]:
         if is_query and negation.parent_select is not None:
             yield negation.parent_select
     for join in tree.find_all(exp.Join):
-        if join.side == "LEFT" and join.parent is not None and join.parent.find(exp.Is):
-            yield join.parent
+        query, joined = join.parent, join.this.alias_or_name
+        tests = query.find_all(exp.Is) if query is not None and join.side == "LEFT" else ()
+        if query is not None and any(_is_null(t) and t.this.text("table") in ("", joined) for t in tests):
+            yield query
+
+
+def _is_null(test: exp.Is) -> bool:
+    """True for `IS NULL`, False for its negation."""
+    return isinstance(test.expression, exp.Null) and not isinstance(test.parent, exp.Not)
 
 
 def _columns_in(nodes: Iterable[exp.Expr], columns_of: Mapping[int, ColumnRef]) -> frozenset[ColumnRef]:
@@ -289,10 +300,9 @@ def _columns_in(nodes: Iterable[exp.Expr], columns_of: Mapping[int, ColumnRef]) 
 
 def _missing(tree: exp.Query, columns_of: dict[int, ColumnRef]) -> Iterator[ColumnRef]:
     for test in tree.find_all(exp.Is):
-        is_asked = isinstance(test.expression, exp.Null) and not isinstance(test.parent, exp.Not)
         select = test.parent_select
         joins = (select.args.get("joins") or []) if select is not None else []
-        if is_asked and id(test.this) in columns_of and not any(join.side for join in joins):
+        if _is_null(test) and id(test.this) in columns_of and not any(join.side for join in joins):
             yield columns_of[id(test.this)]
 
 

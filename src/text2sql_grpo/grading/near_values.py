@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from functools import lru_cache
+from functools import lru_cache, partial
 from random import Random
 from typing import Any
 
@@ -34,6 +34,7 @@ _CLASS = re.compile(r"\[(\^?)(.)(?:-(.))?[^\]]*\]")
 _WILDCARD = re.compile(r"(?<![^\W_])_|_(?![^\W_])")  # inside of a word, `_` is meant as itself
 _RUN = re.compile(r"[^\W\d_]+|\d+|[\W_]+")
 _PART = re.compile(r"[^\W\d_]+|[^\w\s]")  # a word or a sign
+_ANY_DIGITS = re.compile(r"\d{1,15}")
 _ANY_NUMBER = re.compile(r"\d+(?:[.]\d+)?")
 _WORDS = re.compile(r"[^\W\d_]+(?:[ .,;'-]+[^\W\d_]+)*[.,]?")
 
@@ -71,7 +72,13 @@ def near_values(literal: Cell, alike: Sequence[Cell]) -> list[Cell]:
         if form is None:
             return []
         return [day + text[10:] for day in form.around(text[:10], ())[1] if isinstance(day, str)]
-    return _distinct(text, [text.lower(), text.upper(), text + "s", text[:-1], "x" + text])
+    counted = [_ANY_DIGITS.sub(partial(_moved_by, step), text) for step in (-1, 1)]  # 2022/23 next to 2023/24
+    return _distinct(text, [text.lower(), text.upper(), text + "s", text[:-1], "x" + text, *counted])
+
+
+def _moved_by(step: int, number: re.Match[str]) -> str:
+    """The number, as wide as it was, next to a number in a text."""
+    return str(max(int(number[0]) + step, 0)).zfill(len(number[0]))
 
 
 def as_column_value(literal: Cell, alike: Sequence[Cell]) -> Cell:

@@ -232,6 +232,8 @@ class _Content:
             exact, near = exact + matching, near + beside
         if column in self.gold.divided:  # a remainder is no value of its column
             near = _keeping_sign(near, alike)
+        if table.name in self.base.checked:  # else a CHECK refuses all rows with the 0 of `coalesce(paid, 0)`
+            exact, near = _keeping_sign(exact, alike), _keeping_sign(near, alike)
         fractions = sorted({value for value in exact if isinstance(value, float)})
         exact += [(low + high) / 2 for low, high in pairwise(fractions)]  # also apart in single precision
         exact += [first + last for first, last in permutations(dict.fromkeys(cores[:MAX_CORES]), 2)]
@@ -349,9 +351,14 @@ class _Content:
                     row[position] = stepped(dates, value, steps, self.rng) or row[position]
 
     def _move_apart(self, table: TableSample, rows: list[list[Cell]]) -> None:
-        """Move moments of rows of one parent by a minute and a second where they never were the same."""
+        """Move moments of rows of one parent by a minute and a second where they never were the same.
+
+        Not those whose ties the gold query decides.
+        """
         for columns in table.apart:
             seen, place = set[Row](), columns[-1]
+            if (table.name, table.columns[place]) in self.gold.tied:
+                continue
             for row in rows:
                 moment = table.dates[place].read(row[place])
                 while moment and tuple(row[column] for column in columns) in seen:
@@ -492,6 +499,35 @@ class _Content:
                 row[position] = self.rng.choice(exact if use_exact else near)
             elif not groups:
                 row[position] = pool[index % len(pool)] if not self.recipe.variety else self.rng.choice(pool)
+        if is_grouped:
+            self._regroup(table, position, rows)
+            self._respell(table, position, rows)
+
+    def _regroup(self, table: TableSample, position: int, rows: list[list[Cell]]) -> None:
+        """Give rows groups of a part of their texts, such as the domains of addresses, some of them new."""
+        column = (table.name, table.columns[position])
+        signs = sorted(part for part in table.common_parts[position] if not part.isalnum())
+        is_cut = column in self.gold.cut & self.gold.grouped and position not in table.dates
+        if not (is_cut and signs and self.recipe.in_groups):
+            return
+        sign, is_end = self.rng.choice(signs), self.rng.random() < 0.5
+        known = (str(value).partition(sign)[2 if is_end else 0] for value in _alike(table, position))
+        parts: list[Cell] = list(dict.fromkeys(known))
+        parts = self.rng.sample([*parts, *reshaped(parts, self.rng)], len(parts))
+        for row, part in zip(rows, self._groups(parts, len(rows)), strict=True):
+            if isinstance(row[position], str):
+                start, _, end = str(row[position]).partition(sign)
+                row[position] = f"{start}{sign}{part!s}" if is_end else f"{part!s}{sign}{end}"
+
+    def _respell(self, table: TableSample, position: int, rows: list[list[Cell]]) -> None:
+        """Some texts in the other case, or with a blank, where the query takes them as the same."""
+        column = (table.name, table.columns[position])
+        for row in self.rng.sample(rows, len(rows) // 4):
+            value = row[position]
+            if isinstance(value, str) and column in self.gold.cased:
+                row[position] = value.swapcase()
+            elif column in self.gold.trimmed:
+                row[position] = self.rng.choice([value, *_padded([value])])
 
     def _groups(self, values: Sequence[V], n_rows: int) -> list[V]:
         """`n_rows` shuffled values, the first ones with counts near the query's group sizes."""
@@ -524,10 +560,8 @@ class _Content:
                 row[position] = value
         for value, row in zip(planted, self.rng.sample(rows, len(rows)), strict=False):
             row[position] = value
-        if (table.name, table.columns[position]) in self.gold.cased:
-            for row in self.rng.sample(rows, len(rows) // 4):
-                value = row[position]
-                row[position] = value.swapcase() if isinstance(value, str) else value
+        self._regroup(table, position, rows)
+        self._respell(table, position, rows)
 
     def _refer(self, table: TableSample, reference: Reference, rows: list[list[Cell]]) -> list[list[Cell]]:
         """Rows with a parent each; for a unique reference, each parent once."""

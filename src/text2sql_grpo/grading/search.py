@@ -17,7 +17,7 @@ from random import Random
 from typing import Any
 
 from text2sql_grpo.grading.base_sample import DatabaseSample, with_identifiers, with_links
-from text2sql_grpo.grading.boundaries import MAX_PROBES, probes, with_equal_sides
+from text2sql_grpo.grading.boundaries import probes, with_equal_amounts
 from text2sql_grpo.grading.gold_query import GoldQuery, read_gold, why_unread
 from text2sql_grpo.grading.gold_result import GoldResult, with_ties_decided
 from text2sql_grpo.grading.materialise import (
@@ -43,11 +43,13 @@ HARD_CODED = "hard-coded"  # in place of a mutant: the gold query's result on th
 N_FOR_ANSWER = 24  # candidates drawn for one answer
 N_ALIKE = 6  # more of them, whose rows meet the queries' conditions and share most values
 N_TIED = 10  # more of them, with groups of equal sizes and sums, for queries that rank groups
-N_EQUAL = 10  # more of them, in which the two sides of a comparison of several rows are equal
+N_EQUAL = 10  # more of them, in which amounts of several rows that are compared are equal
 N_WITH_NULLS = 4  # more of them, with NULLs wherever they are declared, if asked for
 ROWS_DRAWN = (3, 16, 48, 96)  # where databases are few, as SQLite cannot run the queries
 ALIKE_EVERY = 4  # each fourth of these meets the queries' conditions, too
 ROWS_FOR_ANSWER = (1, 8, 16, 24)  # of a table that a query reads, before groups need more
+
+OF_GOLD_ALONE = {"tree", "columns_of", "missing", "trimmed", "cased", "tied"}
 
 NO_CANDIDATE = "no test database: in all tries the gold query failed or depended on row order"
 FAILED = "the gold query failed when its test databases were made"
@@ -285,9 +287,9 @@ def find_counterexamples(
     rng = Random(f"{gold_sql}\0{answer_sql}")
     recipes = _recipes_for_answer(rng, ranks_groups=seeds.ranks_groups)
     contents: Iterator[Content] = (draw_rows(read, seeds, rng, recipe) for recipe in recipes)
-    if compared := list(islice(chain(*map(probes, filter(None, (gold, answer)))), MAX_PROBES)):
+    if compared := probes(filter(None, (gold, answer))):
         in_groups = (draw_rows(read, seeds, rng, _in_groups(rng)) for _ in range(N_EQUAL))
-        contents = chain(contents, (with_equal_sides(read, rows, compared, rng) for rows in in_groups))
+        contents = chain(contents, (with_equal_amounts(read, rows, compared, rng) for rows in in_groups))
     if declared_nulls:
         nulls = read.with_nulls()
         more = (replace(Recipe.drawn(rng), nulls=0.3) for _ in range(N_WITH_NULLS))
@@ -340,7 +342,7 @@ def _alike(rng: Random) -> Recipe:
 
 
 def _joined(gold: GoldQuery, answer: GoldQuery) -> GoldQuery:
-    """The gold query with the dependencies of both; what only the answer expects of NULLs and texts aside."""
+    """The gold query with the dependencies of both; what only the answer expects of rows aside."""
 
     def both(name: str) -> Any:
         own, added = getattr(gold, name), getattr(answer, name)
@@ -351,8 +353,8 @@ def _joined(gold: GoldQuery, answer: GoldQuery) -> GoldQuery:
             return {key: tuple(dict.fromkeys((*own.get(key, ()), *added.get(key, ())))) for key in keys}
         return own | added
 
-    joined = {field.name for field in fields(gold)} - {"tree", "columns_of", "missing", "trimmed", "cased"}
-    return replace(gold, **{name: both(name) for name in joined})
+    names = {field.name for field in fields(gold)} - OF_GOLD_ALONE
+    return replace(gold, **{name: both(name) for name in names})
 
 
 def _with_tokens(gold: GoldQuery, base: DatabaseSample, answer_sql: str) -> GoldQuery:
