@@ -4,10 +4,12 @@ What one row of one table decides is aimed at while rows are drawn. The two side
 depend on several rows, so they are computed on a small database, where one cell is changed until they meet.
 """
 
+import math
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
+from datetime import timedelta
 from itertools import chain, islice
 from random import Random
 from typing import TypeGuard
@@ -17,14 +19,18 @@ from sqlglot import exp
 from text2sql_grpo.grading.base_sample import DatabaseSample, quoted
 from text2sql_grpo.grading.gold_query import GoldQuery
 from text2sql_grpo.grading.materialise import Content, SmallDatabase, materialise, run_gold
+from text2sql_grpo.grading.near_values import DateFormat
 from text2sql_grpo.grading.query_columns import ColumnRef
-from text2sql_grpo.sql.outcome import Cell
+from text2sql_grpo.sql.outcome import Cell, Row
 
 MAX_PROBES = 6  # of a gold query and an answer
 MAX_CELLS = 4  # changed for one comparison, one after the other
 MAX_STEPS = 4  # of the secant method, for a cell
+MAX_LEFT_OUT = 40  # rows of a table that are tried
+MAX_DAYS = 2_000
 MAX_FACTOR = 10  # of the largest of a column's values
 NEAR = 1e-9
+_RANKS = (exp.RowNumber, exp.Rank, exp.DenseRank, exp.Ntile)
 _COMPARISONS = (exp.EQ, exp.NEQ, exp.GT, exp.GTE, exp.LT, exp.LTE)
 
 
@@ -36,11 +42,15 @@ class Probe:
         sql: Query with the amounts in its last column, by group or joined row.
         columns: Columns on which they depend.
         is_ranked: True if they are compared with each other, False if with 0: a left side less its right one.
+        is_counted: Whether they count rows.
+        tables: Tables whose rows they depend on.
     """
 
     sql: str
     columns: tuple[ColumnRef, ...]
     is_ranked: bool = False
+    is_counted: bool = False
+    tables: tuple[str, ...] = ()
 
 
 def probes(queries: Iterable[GoldQuery]) -> list[Probe]:
@@ -56,11 +66,16 @@ def _compared(query: GoldQuery) -> Iterator[Probe]:
             continue
         bounds = [node.args.get(name) for name in ("expression", "low", "high")]
         for bound in (bound for bound in bounds if isinstance(bound, exp.Expr)):
-            if _depends_on_rows([node.this, bound]):
-                sides = exp.paren(node.this.copy()), exp.paren(bound.copy())
-                difference = exp.Sub(this=sides[0], expression=sides[1])
-                columns = dict.fromkeys(chain(_columns(node.this, query), _columns(bound, query)))
-                yield Probe(_probing(query.tree, select, difference, without=node), tuple(columns))
+            sides = [node.this, bound]
+            if _depends_on_rows(sides, query):
+                difference = exp.Sub(this=exp.paren(node.this.copy()), expression=exp.paren(bound.copy()))
+                columns = dict.fromkeys(chain(*(_columns(side, query) for side in sides)))
+                yield Probe(
+                    _probing(query.tree, select, difference, without=node),
+                    tuple(columns),
+                    is_counted=any(side.find(exp.Count) for side in sides),
+                    tables=tuple(sorted(query.tables)),
+                )
 
 
 def _ranked(query: GoldQuery) -> Iterator[Probe]:
@@ -74,15 +89,20 @@ def _ranked(query: GoldQuery) -> Iterator[Probe]:
 def with_equal_amounts(
     base: DatabaseSample, content: Content, found: Sequence[Probe], rng: Random
 ) -> Content:
-    """Rows of tables, some cells changed so that amounts that a query compares are equal, or almost.
+    """Rows of tables, some changed or left out so that amounts that a query compares are equal, or almost.
 
     Rows that a constraint refuses are left out.
     """
     with closing(materialise(base, content)) as connection:
         for probe in found:
-            places = [place for place in probe.columns if _is_free(base, *place)]
-            for _ in range(MAX_CELLS if places else 0):
-                _meet(base, connection, probe, rng.choice(places), rng)
+            if probe.is_counted:
+                _leave_out(base, connection, probe, rng)
+                continue
+            free = list(filter(None, (_free_cells(base, *column) for column in probe.columns)))
+            if len(free) > 1 and rng.random() < 0.5:  # else no whole price makes two products equal
+                _make_alike(connection, rng.choice(free), rng)
+            for _ in range(MAX_CELLS if free else 0):
+                _meet(connection, probe, rng.choice(free), rng)
         return {
             name: connection.execute(
                 f"SELECT {', '.join(map(quoted, table.columns))} FROM {quoted(name)}"
@@ -91,13 +111,19 @@ def with_equal_amounts(
         }
 
 
-def _depends_on_rows(sides: Sequence[exp.Expr]) -> bool:
+def _depends_on_rows(sides: Sequence[exp.Expr], query: GoldQuery) -> bool:
+    """False for what rows are drawn for: expressions of one row, counts compared with numbers, and ranks."""
     parts = [part for side in sides for part in side.walk()]
     columns = [part for part in parts if isinstance(part, exp.Column)]
+    computed = {column.name for column in columns if id(column) not in query.columns_of}
+    made = [part for part in query.tree.find_all(exp.Alias) if part.alias in computed]
+    if any(part.find(exp.Window) for part in sides) or any(part.find(*_RANKS) for part in made):
+        return False
+    if all(isinstance(side, exp.Count | exp.Literal) for side in sides):
+        return False
     is_plain = all(isinstance(side, exp.Column) for side in sides)
-    is_counted = any(isinstance(part, exp.Count | exp.Window) for part in parts)
-    is_summed = any(isinstance(part, exp.AggFunc | exp.Query) for part in parts)
-    return not is_counted and (is_summed or (not is_plain and len({column.table for column in columns}) > 1))
+    is_summed = any(isinstance(part, exp.AggFunc | exp.Query) for part in parts) or bool(made)
+    return is_summed or (not is_plain and len({column.table for column in columns}) > 1)
 
 
 def _columns(side: exp.Expr, query: GoldQuery) -> Iterator[ColumnRef]:
@@ -128,47 +154,129 @@ def _probing(
     return copy.sql("sqlite")
 
 
-def _is_free(base: DatabaseSample, name: str, column: str) -> bool:
-    """True for columns of numbers that are no key, no reference and not computed."""
+@dataclass(frozen=True)
+class _Cells:
+    """A column of numbers, or all columns of dates of a table: a row's dates move together.
+
+    None is a key, a reference or computed.
+
+    Attributes:
+        known: Numbers that the column holds; empty for dates.
+        dates: Formats of the dates; empty for numbers.
+    """
+
+    table: str
+    columns: tuple[str, ...]
+    known: tuple[float, ...] = ()
+    dates: tuple[DateFormat, ...] = ()
+
+    def start(self, values: Row) -> float | None:
+        """Number that stands for a row's values, 0 for dates; None if none does."""
+        if self.dates:
+            return 0.0 if any(map(DateFormat.read, self.dates, values)) else None
+        return values[0] if _is_number(values[0]) else None
+
+    def written(self, values: Row, number: float) -> Row:
+        """Value that a number stands for, or the dates so many days later."""
+        if not self.dates:
+            return (round(number, self.n_digits) if self.n_digits else round(number),)
+        moments = map(DateFormat.read, self.dates, values)
+        days = timedelta(days=round(number))
+        moved = zip(self.dates, values, moments, strict=True)
+        return tuple(dates.written(moment + days) if moment else value for dates, value, moment in moved)
+
+    @property
+    def n_digits(self) -> int:
+        """Digits behind the point."""
+        digits = (len(str(one).partition(".")[2]) if isinstance(one, float) else 0 for one in self.known)
+        return max(digits, default=0)
+
+    def may_be(self, number: float) -> bool:
+        if self.dates:
+            return abs(number) <= MAX_DAYS
+        return (number > 0 or min(self.known) < 0) and abs(number) <= MAX_FACTOR * max(map(abs, self.known))
+
+
+def _free_cells(base: DatabaseSample, name: str, column: str) -> _Cells | None:
     table = base.tables.get(name)
     if table is None or column not in table.columns:
-        return False
+        return None
     place = table.columns.index(column)
     tied = {p for key in table.keys for p in key} | {p for r in table.references for p in r.columns}
-    values = table.values[place]
-    is_number = bool(values) and all(isinstance(value, int | float) for value in values)
-    return is_number and place not in tied | table.booleans
+    if place in tied | table.booleans:
+        return None
+    if place in table.dates:
+        places = sorted(table.dates.keys() - tied)
+        return _Cells(
+            name, tuple(table.columns[p] for p in places), (), tuple(table.dates[p] for p in places)
+        )
+    known = tuple(value for value in table.values[place] if _is_number(value))
+    return _Cells(name, (column,), known) if known and len(known) == len(table.values[place]) else None
 
 
-def _meet(
-    base: DatabaseSample, connection: SmallDatabase, probe: Probe, cell: ColumnRef, rng: Random
-) -> None:
-    """Change a cell of a random row so that two amounts are equal, or next to it; leave it if none are."""
-    name, column = cell
-    values = base.tables[name].values[base.tables[name].columns.index(column)]
-    known = [value for value in values if _is_number(value)]
-    n_digits = max(len(str(value).partition(".")[2]) if isinstance(value, float) else 0 for value in known)
+def _make_alike(connection: SmallDatabase, cells: _Cells, rng: Random) -> None:
+    """Give all rows of a table one of the column's numbers."""
+    if cells.known:
+        change = f"UPDATE {quoted(cells.table)} SET {quoted(cells.columns[0])} = ?"
+        with suppress(sqlite3.Error):  # a constraint
+            connection.execute(change, (rng.choice(cells.known),))
+
+
+def _without_children(base: DatabaseSample, name: str) -> str:
+    """Query for the rows of a table to which none refers."""
+    query = f"SELECT rowid FROM {quoted(name)} AS own_"
+    for child, reference in base.children.get(name, ()):
+        pairs = zip(reference.columns, reference.parent_columns, strict=True)
+        is_child = " AND ".join(f"child_.{quoted(child.columns[p])} = own_.{quoted(key)}" for p, key in pairs)
+        joint = "AND" if " WHERE " in query else "WHERE"
+        query += f" {joint} NOT EXISTS (SELECT 1 FROM {quoted(child.name)} AS child_ WHERE {is_child})"
+    return query
+
+
+def _leave_out(base: DatabaseSample, connection: SmallDatabase, probe: Probe, rng: Random) -> None:
+    """Delete rows that no row refers to, as long as one of the differences comes nearer to 0."""
+
+    def nearest() -> float:
+        amounts = [row[-1] for row in run_gold(connection, probe.sql).rows]
+        return min((abs(one) for one in amounts if _is_number(one)), default=math.inf)
+
+    names = [name for name in probe.tables if name in base.tables]
+    missed = nearest()
+    with suppress(sqlite3.Error):  # no rowid
+        for name in rng.sample(names, len(names)):
+            keys = [key for (key,) in connection.execute(_without_children(base, name))]
+            for key in rng.sample(keys, min(MAX_LEFT_OUT, len(keys))) if missed else ():
+                connection.execute("SAVEPOINT row_")
+                connection.execute(f"DELETE FROM {quoted(name)} WHERE rowid = ?", (key,))
+                now = nearest()
+                if now >= missed:
+                    connection.execute("ROLLBACK TO row_")
+                connection.execute("RELEASE row_")
+                missed = min(now, missed)
+
+
+def _meet(connection: SmallDatabase, probe: Probe, cells: _Cells, rng: Random) -> None:
+    """Change a random row so that two amounts are equal, or next to it; leave it if none are."""
+    table, columns = quoted(cells.table), [quoted(column) for column in cells.columns]
+    change = f"UPDATE {table} SET {', '.join(f'{column} = ?' for column in columns)} WHERE rowid = ?"
     met = False
     connection.execute("SAVEPOINT cell_")
     with suppress(sqlite3.Error, OverflowError, ValueError):  # a constraint, no rowid, or out of range
-        found = connection.execute(f"SELECT rowid, {quoted(column)} FROM {quoted(name)}").fetchall()
-        key, start = rng.choice([row for row in found if _is_number(row[1])] or [(None, 0)])
+        found = connection.execute(f"SELECT rowid, {', '.join(columns)} FROM {table}").fetchall()
+        rows = [(row, number) for row in found if (number := cells.start(row[1:])) is not None]
+        (key, *values), start = rng.choice(rows or [((None,), 0.0)])
         n_amounts = len(run_gold(connection, probe.sql).rows)
         rival = rng.randrange(n_amounts) if probe.is_ranked and n_amounts else None
 
-        def differences(value: float) -> list[float | None]:
-            written = round(value, n_digits) if n_digits else round(value)
-            connection.execute(
-                f"UPDATE {quoted(name)} SET {quoted(column)} = ? WHERE rowid = ?", (written, key)
-            )
+        def differences(number: float) -> list[float | None]:
+            connection.execute(change, (*cells.written(values, number), key))
             amounts = [row[-1] for row in run_gold(connection, probe.sql).rows]
             zero = 0 if rival is None else amounts[rival] if rival < len(amounts) else None
             return [one - zero if _is_number(one) and _is_number(zero) else None for one in amounts]
 
-        value = _solved(differences, start, rng)
-        lowest, highest = min(known), max(map(abs, known)) * MAX_FACTOR
-        if value is not None and (value > 0 or lowest < 0) and abs(value) <= highest:
-            differences(value + rng.choice((0, 0, -1, 1)) * 10**-n_digits)
+        solved = _solved(differences, start, rng)
+        if solved is not None and cells.may_be(solved):
+            differences(solved + rng.choice((0, 0, -1, 1)) * 10**-cells.n_digits)
             met = True
     if not met:
         connection.execute("ROLLBACK TO cell_")

@@ -232,8 +232,10 @@ class _Content:
             exact, near = exact + matching, near + beside
         if column in self.gold.divided:  # a remainder is no value of its column
             near = _keeping_sign(near, alike)
-        if table.name in self.base.checked:  # else a CHECK refuses all rows with the 0 of `coalesce(paid, 0)`
-            exact, near = _keeping_sign(exact, alike), _keeping_sign(near, alike)
+        if refused := self._refused(
+            table, position, {*exact, *near} - {*_keeping_sign([*exact, *near], alike)}
+        ):
+            exact, near = ([value for value in some if value not in refused] for some in (exact, near))
         fractions = sorted({value for value in exact if isinstance(value, float)})
         exact += [(low + high) / 2 for low, high in pairwise(fractions)]  # also apart in single precision
         exact += [first + last for first, last in permutations(dict.fromkeys(cores[:MAX_CORES]), 2)]
@@ -247,6 +249,14 @@ class _Content:
             exact = [*met, *(fitted(exact, alike, signs, runs, self.rng) or exact)]
             near = fitted(near, alike, signs, runs, self.rng)
         return exact, near
+
+    def _refused(self, table: TableSample, position: int, values: set[Cell]) -> set[Cell]:
+        """Values with which a CHECK refuses a row of the base, such as the 0 of `coalesce(paid, 0)`."""
+        if not (values and table.rows and table.name in self.base.checked):
+            return set()
+        row = self.rng.choice(table.rows)
+        with row_test(self.base, table.name) as accepts:
+            return {value for value in values if not accepts([*row[:position], value, *row[position + 1 :]])}
 
     def _referring(self, table: TableSample, position: int) -> set[ColumnRef]:
         """A column, and those that refer to it."""
