@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from itertools import chain, islice
+from itertools import accumulate, chain, islice
 from random import Random
 from typing import TypeGuard
 
@@ -24,7 +24,8 @@ from text2sql_grpo.grading.query_columns import ColumnRef
 from text2sql_grpo.sql.outcome import Cell, Row
 
 MAX_PROBES = 6  # of a gold query and an answer
-MAX_CELLS = 4  # changed for one comparison, one after the other
+MAX_MET = 3  # rows changed for one comparison, one after the other
+MAX_TRIED = 12  # of which many do not matter to it
 MAX_STEPS = 4  # of the secant method, for a cell
 MAX_LEFT_OUT = 40  # rows of a table that are tried
 MAX_DAYS = 2_000
@@ -94,15 +95,15 @@ def with_equal_amounts(
     Rows that a constraint refuses are left out.
     """
     with closing(materialise(base, content)) as connection:
-        for probe in found:
+        for probe in rng.sample(found, rng.randint(1, len(found))):  # one may undo what another one met
             if probe.is_counted:
                 _leave_out(base, connection, probe, rng)
                 continue
             free = list(filter(None, (_free_cells(base, *column) for column in probe.columns)))
             if len(free) > 1 and rng.random() < 0.5:  # else no whole price makes two products equal
                 _make_alike(connection, rng.choice(free), rng)
-            for _ in range(MAX_CELLS if free else 0):
-                _meet(connection, probe, rng.choice(free), rng)
+            tried = (_meet(connection, probe, rng.choice(free), rng) for _ in range(MAX_TRIED if free else 0))
+            any(n_met == MAX_MET for n_met in accumulate(tried))
         return {
             name: connection.execute(
                 f"SELECT {', '.join(map(quoted, table.columns))} FROM {quoted(name)}"
@@ -206,10 +207,8 @@ def _free_cells(base: DatabaseSample, name: str, column: str) -> _Cells | None:
     if place in tied | table.booleans:
         return None
     if place in table.dates:
-        places = sorted(table.dates.keys() - tied)
-        return _Cells(
-            name, tuple(table.columns[p] for p in places), (), tuple(table.dates[p] for p in places)
-        )
+        dates = {table.columns[p]: table.dates[p] for p in sorted(table.dates.keys() - tied)}
+        return _Cells(name, tuple(dates), dates=tuple(dates.values()))
     known = tuple(value for value in table.values[place] if _is_number(value))
     return _Cells(name, (column,), known) if known and len(known) == len(table.values[place]) else None
 
@@ -255,8 +254,8 @@ def _leave_out(base: DatabaseSample, connection: SmallDatabase, probe: Probe, rn
                 missed = min(now, missed)
 
 
-def _meet(connection: SmallDatabase, probe: Probe, cells: _Cells, rng: Random) -> None:
-    """Change a random row so that two amounts are equal, or next to it; leave it if none are."""
+def _meet(connection: SmallDatabase, probe: Probe, cells: _Cells, rng: Random) -> bool:
+    """Change a random row so that two amounts are equal, or almost; False, and no change, if none are."""
     table, columns = quoted(cells.table), [quoted(column) for column in cells.columns]
     change = f"UPDATE {table} SET {', '.join(f'{column} = ?' for column in columns)} WHERE rowid = ?"
     met = False
@@ -281,6 +280,7 @@ def _meet(connection: SmallDatabase, probe: Probe, cells: _Cells, rng: Random) -
     if not met:
         connection.execute("ROLLBACK TO cell_")
     connection.execute("RELEASE cell_")
+    return met
 
 
 def _solved(

@@ -55,6 +55,15 @@ _KINDS = {
 }
 _TIME_PARTS = {"YEAR": "%Y", "MONTH": "%m", "DAY": "%d", "HOUR": "%H", "MINUTE": "%M", "DOW": "%w"}
 _PART_CLASSES: dict[type[exp.Expr], str] = {exp.Year: "YEAR", exp.Month: "MONTH", exp.Day: "DAY"}
+_TRUNCATED = (exp.TimestampTrunc, exp.DateTrunc)
+_COMPARISONS = (exp.EQ, exp.NEQ, exp.GT, exp.GTE, exp.LT, exp.LTE, exp.Between)
+_STARTS = {
+    "YEAR": ["start of year"],
+    "QUARTER": ["start of month"],
+    "MONTH": ["start of month"],
+    "WEEK": ["start of day", "weekday 0", "-6 days"],
+    "DAY": ["start of day"],
+}
 _SECONDS = {"SECOND": 1, "MINUTE": 60, "HOUR": 3_600, "DAY": 86_400}
 _DAYS = (exp.DataType.Type.DATE, *exp.DataType.TEMPORAL_TYPES)
 _KNOWN_TYPES = (*exp.DataType.NUMERIC_TYPES, *exp.DataType.TEXT_TYPES, exp.DataType.Type.BOOLEAN)
@@ -162,6 +171,8 @@ def as_sqlite(sql: str, dialect: str) -> str | None:
     "SELECT a FROM t WHERE (b IN (1, 2)) AND NOT c IN ('x')"
     >>> as_sqlite("SELECT a FROM t WHERE d < DATE '2020-01-31' - INTERVAL '1 month'", "postgres")
     "SELECT a FROM t WHERE d < DATETIME('2020-01-31', '-1 MONTHS')"
+    >>> as_sqlite("SELECT EXTRACT(QUARTER FROM d), SPLIT_PART(s, '@', 1) FROM t", "postgres")
+    "SELECT ((CAST(STRFTIME('%m', d) AS INTEGER) + 2) / 3), CASE WHEN INSTR(s, '@') > 0 THEN SUBSTRING(s, 1, INSTR(s, '@') - 1) ELSE s END FROM t"
     """  # noqa: E501 (an example)
     tree = read_query(sql, dialect).tree
     if not isinstance(tree, exp.Query):
@@ -169,6 +180,10 @@ def as_sqlite(sql: str, dialect: str) -> str | None:
     for part in tree.find_all(exp.Table, exp.Column):
         part.set("db", None)
         part.set("catalog", None)
+    for group in tree.find_all(exp.Group):
+        if group.args.get("all") and isinstance(group.parent, exp.Select):
+            keys = [n for n, made in enumerate(group.parent.selects, 1) if not made.find(exp.AggFunc)]
+            group.replace(exp.Group(expressions=list(map(exp.Literal.number, keys))))
     try:
         return write_query(tree.transform(_in_sqlite, copy=False))
     except (SqlglotError, ValueError, RecursionError):
@@ -194,7 +209,7 @@ def _in_sqlite(node: exp.Expr) -> exp.Expr:
     if plain is not node:
         return plain
     if isinstance(node, exp.Cast) and node.to.this in _DAYS:
-        return exp.func("DATE" if node.is_type("date") else "DATETIME", node.this)
+        return exp.func("DATE" if node.is_type("date") else "DATETIME", node.this.transform(_in_sqlite))
     if isinstance(node, exp.Add | exp.Sub) and isinstance(node.expression, exp.Interval):
         step = read_step(f"{node.expression.name} {node.expression.text('unit')}")
         if step is not None:
@@ -209,11 +224,68 @@ def _in_sqlite(node: exp.Expr) -> exp.Expr:
     ):
         found = node.this.transform(_in_sqlite).isin(*items, copy=False)
         return exp.not_(found, copy=False) if isinstance(node, exp.NEQ) else found
+    if isinstance(node, exp.SplitPart):
+        found = _part_of_text(
+            *(node.args[name].transform(_in_sqlite) for name in ("this", "delimiter", "part_index"))
+        )
+        return found or node
+    if isinstance(node, (*_TRUNCATED, *_COMPARISONS, exp.Extract)) and (found := _moment_in_sqlite(node)):
+        return found
     part = _PART_CLASSES.get(type(node)) or (node.name.upper() if isinstance(node, exp.Extract) else "")
     if part in _TIME_PARTS:
         moment = node.expression if isinstance(node, exp.Extract) else node.this
         return _time_part(_TIME_PARTS[part], moment)
     return node
+
+
+def _moment_in_sqlite(node: exp.Expr) -> exp.Expr | None:
+    """Start of a month or other unit, a comparison with one, or a part that SQLite lacks; None for others."""
+    if isinstance(node, _TRUNCATED):
+        moment = node.this.transform(_in_sqlite)
+        modifiers = _STARTS.get(node.text("unit").upper())
+        if modifiers is None:
+            return None
+        changes: list[exp.Expr] = [exp.Literal.string(modifier) for modifier in modifiers]
+        if node.text("unit").upper() == "QUARTER":
+            months = -((_time_part("%m", moment) - 1) % 3)
+            changes.append(exp.DPipe(this=exp.paren(months), expression=exp.Literal.string(" months")))
+        is_date = exp.func("LENGTH", moment.copy()).eq(10)
+        day, time = (
+            exp.Anonymous(this=name, expressions=[moment.copy(), *(change.copy() for change in changes)])
+            for name in ("DATE", "DATETIME")
+        )
+        return exp.case().when(is_date, day).else_(time)
+    if isinstance(node, _COMPARISONS):
+        sides = [node.args.get(name) for name in ("this", "expression", "low", "high")]
+        if not any(isinstance(side, _TRUNCATED) for side in sides):
+            return None
+        for side in (side for side in sides if isinstance(side, exp.Expr)):
+            side.replace(exp.func("DATETIME", side.transform(_in_sqlite)))
+        return node
+    part, moment = node.name.upper(), node.expression
+    if part == "QUARTER":
+        return exp.paren(
+            exp.Div(
+                this=exp.paren(_time_part("%m", moment) + 2), expression=exp.Literal.number(3), typed=True
+            )
+        )
+    if part == "EPOCH" and isinstance(moment, exp.Sub):
+        last, first = (side.transform(_in_sqlite) for side in (moment.this, moment.expression))
+        return exp.paren(_time_part("%s", last) - _time_part("%s", first))
+    return None
+
+
+def _part_of_text(text: exp.Expr, separator: exp.Expr, number: exp.Expr) -> exp.Expr | None:
+    """The first or second part of a text between separators; None for a later one."""
+    if not isinstance(number, exp.Literal) or number.name not in ("1", "2"):
+        return None
+    place = exp.func("INSTR", text.copy(), separator.copy())
+    if number.name == "1":
+        first = exp.func("SUBSTR", text.copy(), exp.Literal.number(1), place - 1)
+        return exp.case().when(place.copy() > 0, first).else_(text.copy())
+    rest = exp.func("SUBSTR", text.copy(), place + exp.func("LENGTH", separator.copy()))
+    second = _part_of_text(rest, separator, exp.Literal.number(1)) or rest
+    return exp.case().when(place.copy() > 0, second).else_(exp.Literal.string(""))
 
 
 def _array_of(node: exp.Expr, is_all: bool) -> list[exp.Expr]:

@@ -326,7 +326,7 @@ def _tied(rng: Random) -> Recipe:
 def _in_groups(rng: Random) -> Recipe:
     """Recipe of rows that meet the queries' conditions, half of the time with few values to add up."""
     planted = rng.choice((0.5, 1.0))
-    return replace(_alike(rng), rows=rng.choice((3, 8)), planted=planted, exact=1.0, ties=rng.random() < 0.5)
+    return replace(_alike(rng), rows=rng.choice((8, 16)), planted=planted, exact=1.0, ties=rng.random() < 0.5)
 
 
 def _alike(rng: Random) -> Recipe:
