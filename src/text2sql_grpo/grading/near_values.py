@@ -185,7 +185,7 @@ class DateFormat:
         if moment and 1001 < moment.year < 2999:
             start = moment.replace(hour=0, minute=0, second=0, microsecond=0)
             steps = (-_DAY, _DAY, -366 * _DAY, 366 * _DAY, -_SECOND, _SECOND)
-            exact = [moment]
+            exact = [moment, start + _DAY - _SECOND] if self.has_time and moment == start else [moment]
             near = [*(moment + step for step in steps), start, start + _DAY - _SECOND]
             near += [start.replace(month=1, day=1), start.replace(month=12, day=31)]  # in a week of two years
         elif period := _PERIOD.fullmatch(text):
