@@ -325,14 +325,14 @@ def test_a_month_in_the_columns_own_format_is_planted() -> None:
 def test_a_day_in_the_columns_own_format_is_planted_with_hours_of_one_digit() -> None:
     dates = date_format(["8/21/2015 17:03", "8/1/2015 9:05"])
     assert dates is not None
-    assert dates.around("8/2/2015%", [])[0] == ["8/2/2015 0:00"]
+    assert dates.around("8/2/2015%", [])[0] == ["8/2/2015 0:00", "8/2/2015 23:59"]
 
 
 def test_a_day_is_planted_at_both_ends_of_it_where_the_column_has_times() -> None:
     dates = date_format(["2020-01-31 10:00:00"])
     assert dates is not None
     exact, near = dates.around("2021-03-04", [])
-    assert exact == ["2021-03-04 00:00:00"]
+    assert exact == ["2021-03-04 00:00:00", "2021-03-04 23:59:59"]
     assert {"2021-03-04 23:59:59", "2021-03-03 00:00:00", "2021-03-05 00:00:00"} <= set(near)
 
 

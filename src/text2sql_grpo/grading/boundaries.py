@@ -81,7 +81,9 @@ def _compared(query: GoldQuery) -> Iterator[Probe]:
 
 def _ranked(query: GoldQuery) -> Iterator[Probe]:
     for select in query.tree.find_all(exp.Select) if query.ranks_groups else ():
-        for amount in select.selects if select.args.get("group") else ():
+        order = select.args.get("order")
+        keys = [key.this for key in order.expressions] if order is not None else []
+        for amount in (*select.selects, *keys) if select.args.get("group") else ():
             if amount.find(exp.Sum, exp.Avg, exp.Max, exp.Min) and not amount.find(exp.Window):
                 columns = tuple(dict.fromkeys(_columns(amount, query)))
                 yield Probe(_probing(query.tree, select, amount.unalias()), columns, is_ranked=True)
@@ -264,8 +266,11 @@ def _meet(connection: SmallDatabase, probe: Probe, cells: _Cells, rng: Random) -
         found = connection.execute(f"SELECT rowid, {', '.join(columns)} FROM {table}").fetchall()
         rows = [(row, number) for row in found if (number := cells.start(row[1:])) is not None]
         (key, *values), start = rng.choice(rows or [((None,), 0.0)])
-        n_amounts = len(run_gold(connection, probe.sql).rows)
-        rival = rng.randrange(n_amounts) if probe.is_ranked and n_amounts else None
+        amounts = enumerate(row[-1] for row in run_gold(connection, probe.sql).rows)
+        numbers = {place: amount for place, amount in amounts if _is_number(amount)}
+        rival = rng.choice(list(numbers)) if probe.is_ranked and numbers else None
+        if rival is not None and rng.random() < 0.5:
+            rival = max(numbers, key=numbers.__getitem__)
 
         def differences(number: float) -> list[float | None]:
             connection.execute(change, (*cells.written(values, number), key))

@@ -325,8 +325,9 @@ def _tied(rng: Random) -> Recipe:
 
 def _in_groups(rng: Random) -> Recipe:
     """Recipe of rows that meet the queries' conditions, half of the time with few values to add up."""
-    planted = rng.choice((0.5, 1.0))
-    return replace(_alike(rng), rows=rng.choice((8, 16)), planted=planted, exact=1.0, ties=rng.random() < 0.5)
+    rows, planted, variety = rng.choice((8, 16)), rng.choice((0.5, 1.0)), rng.choice((2, 5))
+    drawn = replace(_alike(rng), rows=rows, planted=planted, exact=1.0, variety=variety)
+    return replace(drawn, ties=rng.random() < 0.5)
 
 
 def _alike(rng: Random) -> Recipe:
