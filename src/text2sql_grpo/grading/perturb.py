@@ -312,10 +312,6 @@ class _Content:
         is_tied = self.recipe.ties and column in self.gold.summed
         size = self.rng.choice((1, 2)) if is_tied else self.recipe.variety or MAX_POOL
         pool = self.rng.sample(values, min(size, len(values)))
-        numbers = [value for value in pool if isinstance(value, int | float) and abs(value) < MAX_SUMMED]
-        is_summed = column in self.gold.summed and not is_tied
-        if is_summed and numbers and not dates and self.rng.random() < 0.5:
-            pool[-1] = OUTLIER * max(numbers, key=abs)  # else the largest sum is that of the most rows
         steps = self.gold.steps.get(column, ())
         if dates and steps and len(pool) > 1 and self.rng.random() < 0.5:
             pool[-1] = stepped(dates, pool[0], steps, self.rng) or pool[-1]
@@ -509,6 +505,12 @@ class _Content:
                 row[position] = self.rng.choice(exact if use_exact else near)
             elif not groups:
                 row[position] = pool[index % len(pool)] if not self.recipe.variety else self.rng.choice(pool)
+        cells = [row[position] for row in rows]
+        numbers = [cell for cell in cells if isinstance(cell, int | float) and abs(cell) < MAX_SUMMED]
+        is_summed = (table.name, table.columns[position]) in self.gold.summed and not self.recipe.ties
+        if is_summed and numbers and position not in table.dates and self.rng.random() < 0.5:
+            outlier = OUTLIER * max(numbers, key=abs)  # else the largest sum is that of the most rows
+            self.rng.choice(rows)[position] = outlier
         if is_grouped:
             self._regroup(table, position, rows)
             self._respell(table, position, rows)
