@@ -192,6 +192,7 @@ def _cases() -> Iterator[Raw]:
     yield from _time_steps()
     yield from _text_parts()
     yield from _tied_groups()
+    yield from _amounts()
 
 
 def _look_ups() -> Iterator[Raw]:
@@ -817,6 +818,58 @@ def _tied_groups() -> Iterator[Raw]:
         more += f" AND h.{of} = g.{of}" if of else ""
         right = f"SELECT {keys} FROM ({groups}) AS g WHERE ({more}) < 2"
         yield kind, schema, ranked("rank", "<= 2"), right, True, True
+
+
+def _amounts() -> Iterator[Raw]:
+    """Amounts of several rows, and bounds that no group meets exactly."""
+    kind = "amount"
+    per_category = "SELECT category FROM product GROUP BY category HAVING {}"
+    steps = "SELECT station, celsius - lag(celsius) OVER (PARTITION BY station ORDER BY day, id) AS step FROM reading"
+    for schema, query, amount, bound in (
+        ("shop", "SELECT customer FROM orders GROUP BY customer HAVING {}", "sum(total)", "120.5"),
+        ("shop", per_category, "avg(price)", "22.5"),
+        ("shop", "SELECT orders FROM item GROUP BY orders HAVING {}", "sum(quantity * discount)", "0.37"),
+        ("shop", per_category, "100.0 * sum(CASE WHEN stock > 20 THEN 1 ELSE 0 END) / count(*)", "40"),
+        (
+            "shop",
+            "SELECT o.id FROM orders o WHERE {}",
+            "o.total",
+            "(SELECT avg(p.total) + 7.3 FROM orders p WHERE p.customer = o.customer)",
+        ),
+        (
+            "shop",
+            "SELECT a.id, b.id FROM product a JOIN product b ON a.category = b.category AND a.id < b.id WHERE {}",
+            "abs(a.price - b.price)",
+            "3.5",
+        ),
+        (
+            "shop",
+            "SELECT c.name FROM customer c JOIN orders o ON o.customer = c.id GROUP BY c.id, c.name HAVING {}",
+            "sum(o.total)",
+            "(SELECT avg(total) * 2 + 0.3 FROM orders)",
+        ),
+        (
+            "staff",
+            "SELECT e.name FROM employee e JOIN employee b ON b.id = e.boss WHERE {}",
+            "e.salary",
+            "b.salary + 255",
+        ),
+        (
+            "staff",
+            "SELECT station FROM reading GROUP BY station HAVING {}",
+            "max(celsius) - min(celsius)",
+            "12.5",
+        ),
+        ("staff", f"SELECT station FROM ({steps}) AS s WHERE {{}}", "step", "6.5"),
+    ):
+        for op, other, reverse, opposite in ((">", ">=", "<", "<="), ("<=", "<", ">=", ">")):
+            gold = query.format(f"{amount} {op} {bound}")
+            yield kind, schema, gold, query.format(f"{amount} {other} {bound}"), False, True
+            yield kind, schema, gold, query.format(f"{bound} {reverse} {amount}"), True, True
+            yield kind, schema, gold, query.format(f"NOT {amount} {opposite} {bound}"), True, True
+            if amount.startswith(("sum", "avg")):
+                distinct = amount.replace("(", "(DISTINCT ", 1)
+                yield kind, schema, gold, query.format(f"{distinct} {op} {bound}"), False, True
 
 
 def nested_cases() -> Iterator[Case]:

@@ -6,7 +6,7 @@ depend on several rows, so they are computed on a small database, where one cell
 
 import math
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -23,7 +23,7 @@ from text2sql_grpo.grading.near_values import DateFormat
 from text2sql_grpo.grading.query_columns import ColumnRef
 from text2sql_grpo.sql.outcome import Cell, Row
 
-MAX_PROBES = 6  # of a gold query and an answer
+MAX_PROBES = 6  # of a gold query
 MAX_MET = 3  # rows changed for one comparison, one after the other
 MAX_TRIED = 12  # of which many do not matter to it
 MAX_STEPS = 4  # of the secant method, for a cell
@@ -54,9 +54,12 @@ class Probe:
     tables: tuple[str, ...] = ()
 
 
-def probes(queries: Iterable[GoldQuery]) -> list[Probe]:
-    """Compared aggregates, subqueries and columns of several tables, and groups' amounts that are ranked."""
-    found = (probe for query in queries for probe in chain(_compared(query), _ranked(query)) if probe.columns)
+def probes(gold: GoldQuery) -> list[Probe]:
+    """Compared aggregates, subqueries and columns of several tables, and groups' amounts that are ranked.
+
+    Of a gold query alone: an answer, which a model wrote, runs in workers only.
+    """
+    found = (probe for probe in chain(_compared(gold), _ranked(gold)) if probe.columns)
     return list(islice(dict.fromkeys(found), MAX_PROBES))
 
 

@@ -287,7 +287,7 @@ def find_counterexamples(
     rng = Random(f"{gold_sql}\0{answer_sql}")
     recipes = _recipes_for_answer(rng, ranks_groups=seeds.ranks_groups)
     contents: Iterator[Content] = (draw_rows(read, seeds, rng, recipe) for recipe in recipes)
-    if compared := probes(filter(None, (gold, answer))):
+    if compared := probes(gold):
         in_groups = (draw_rows(read, seeds, rng, _in_groups(rng)) for _ in range(N_EQUAL))
         contents = chain(contents, (with_equal_amounts(read, rows, compared, rng) for rows in in_groups))
     if declared_nulls:
