@@ -177,14 +177,14 @@ def reversed_copy(
     return connection
 
 
-def run_gold(connection: SmallDatabase, sql: str) -> ExecutionOutcome:
-    """Run the gold, or a mutant of it; `timeout` after `MAX_STEPS`.
+def run_gold(connection: SmallDatabase, sql: str, *, max_steps: int = MAX_STEPS) -> ExecutionOutcome:
+    """Run the gold, or a mutant of it; `timeout` after `max_steps`.
 
     Raises:
         SlowExpressionsError: See `ExpressionTime.metered`.
     """
     try:
-        with connection.time.metered(connection, MAX_STEPS), closing(connection.execute(sql)) as cursor:
+        with connection.time.metered(connection, max_steps), closing(connection.execute(sql)) as cursor:
             rows = cursor.fetchmany(MAX_ROWS + 1)
             columns = tuple(entry[0] for entry in cursor.description or ())
     except (sqlite3.Error, sqlite3.Warning) as error:
