@@ -9,7 +9,6 @@ import pytest
 from text2sql_grpo.data.databases import Databases
 from text2sql_grpo.sql import SQLExecutor
 
-
 pytestmark = pytest.mark.usefixtures("own_cache")
 
 
