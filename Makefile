@@ -12,12 +12,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 # -qq hides pip's progress and warnings; its errors still show.
 PIP_INSTALL := -m pip --disable-pip-version-check install -qq
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 READY := $(VENV)/.ready
 READY_TO_TEST := $(VENV)/.ready_to_test
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup train sft test lint data pins clean
+.PHONY: help setup train sft test thorough lint data pins clean
 
 help:  ## show this list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "%-14s %s\n", $$1, $$2}'
@@ -32,7 +33,10 @@ sft: $(READY)  ## train the quickstart's supervised start again (data/start; abo
 	@$(BIN)/python data/make_start.py runs/sft
 
 test: $(READY_TO_TEST)  ## run the default tests (no network, GPU or key needed)
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+	@$(PYTEST)
+
+thorough: $(READY_TO_TEST)  ## run the tests that `make test` leaves out for their time, as .ci/run does
+	@$(PYTEST) -m "thorough and not (slow or gpu or network)"
 
 lint: $(READY_TO_TEST)  ## ruff, mypy and import-linter
 	@$(BIN)/ruff check

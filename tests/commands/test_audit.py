@@ -87,6 +87,7 @@ def reward_audit(capsys: pytest.CaptureFixture[str], config: Path, *settings: st
     return record
 
 
+@pytest.mark.thorough
 def test_reward_of_a_config_and_a_published_one_beside_it(
     config: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

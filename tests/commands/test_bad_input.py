@@ -281,6 +281,7 @@ class InterruptingOutput:
         pass
 
 
+@pytest.mark.thorough
 def test_ctrl_c_in_sft_saves_a_checkpoint_and_the_next_run_resumes_it(
     config: Path,
     monkeypatch: pytest.MonkeyPatch,

@@ -146,6 +146,7 @@ def test_trackers(config: Path, capsys: pytest.CaptureFixture[str], monkeypatch:
     assert code == 1 and "must be a list of wandb" in record["settings"]["text"]
 
 
+@pytest.mark.thorough
 def test_without_a_dry_run_in_colour(config: Path, model: Path) -> None:
     console = Console(record=True, width=200, force_terminal=True, color_system="standard")
 
@@ -222,6 +223,7 @@ def advised(finding: dict[str, Any]) -> tuple[str, str]:
     return f"--{name}", value
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("spare", "status", "name"), [(-100, "problem", "schema"), (50, "note", "episode")])
 def test_advice_on_the_context_works_when_it_is_followed(
     config: Path,
@@ -269,6 +271,7 @@ def test_a_model_that_cannot_be_read_is_a_problem_after_one_request_to_the_hub(
     assert "memory" not in found
 
 
+@pytest.mark.thorough
 def test_weights_that_are_missing_are_a_problem(
     config: Path, model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -309,6 +312,7 @@ def test_every_accelerate_config_is_read_by_accelerate_and_by_us(tmp_path: Path)
         read_launch(tmp_path / "other.yaml")
 
 
+@pytest.mark.thorough
 def test_databases_that_cannot_be_read_are_shown_with_their_errors(
     tmp_path: Path, config: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -80,6 +80,7 @@ def allocated(folder: Path, mode: str, wanted: Update) -> int:
     return live.peak
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("mode", "wanted"),
     [
@@ -160,6 +161,7 @@ def test_divided_among_processes(traced_once: None) -> None:
 TRACED = Update(4, 4, 40, 30, 20, gradient_checkpointing=False, autocast=None)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("family", ["qwen3_moe", "deepseek_v3"])
 @pytest.mark.parametrize("lora", [None, LoraSettings()])
 def test_updates_of_mixtures_of_experts_are_traced(family: str, lora: LoraSettings | None) -> None:

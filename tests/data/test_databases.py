@@ -102,6 +102,7 @@ def test_rows_are_read_again_when_only_their_content_changed(folder: Path) -> No
             assert connection.execute("SELECT price FROM t").fetchall() == [(price,)]
 
 
+@pytest.mark.thorough
 def test_two_processes_build_the_same_database(folder: Path) -> None:
     inserts = "".join(f"INSERT INTO t VALUES ('{number}');\n" for number in range(2000))
     (folder / "shop.sql").write_text(f"{SCRIPT}{inserts}", "utf-8")

@@ -59,6 +59,7 @@ def test_init_writes_a_folder_that_can_be_trained_on(
     assert sum(map(len, golds)) == len(set().union(*golds))
 
 
+@pytest.mark.thorough
 def test_init_again_keeps_what_was_edited(
     shop: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -121,6 +122,7 @@ def test_the_config_follows_the_machine() -> None:
     assert minutes_for(size_for({"type": "cuda", "memory_bytes": 8 * GIB}), 2, 6) is None
 
 
+@pytest.mark.thorough
 def test_init_with_a_model_follows_the_config_of_an_instruct_model(
     shop: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -599,6 +599,7 @@ def test_a_file_that_changes_later_is_refused(shards: list[Path]) -> None:
         examples[2]
 
 
+@pytest.mark.thorough
 def test_memory_does_not_follow_the_number_of_questions(
     tmp_path: Path, databases: Databases, executor: SQLExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:

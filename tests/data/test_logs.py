@@ -149,11 +149,13 @@ REASONS = {
     "SELECT * FROM customers ORDER BY city LIMIT 3": "equal rank",
     "SELECT name FROM customers WHERE substr(name, ?) = 'x'": "parameters",
     "SELECT name, ? FROM customers": "parameters",
-    "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT MAX(i) FROM n, orders": "takes",
 }
+ENDLESS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT MAX(i) FROM n, orders"
 
 
-@pytest.mark.parametrize(("sql", "reason"), REASONS.items())
+@pytest.mark.parametrize(
+    ("sql", "reason"), [*REASONS.items(), pytest.param(ENDLESS, "takes", marks=pytest.mark.thorough)]
+)
 def test_what_is_no_gold_is_counted_with_its_reason(
     shop: Path, tmp_path: Path, sql: str, reason: str
 ) -> None:

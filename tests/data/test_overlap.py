@@ -97,6 +97,7 @@ def test_a_folder_without_training_files_is_an_error(tmp_path: Path) -> None:
         overlap(tmp_path)
 
 
+@pytest.mark.thorough
 def test_the_bundled_test_files_are_held_out_as_they_say() -> None:
     rows = {(row.training_set, row.other_set): row.shares for row in overlap(QUESTIONS)}
     for training_set in ("demonstrations", "train"):

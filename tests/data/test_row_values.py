@@ -6,68 +6,81 @@ from typing import Any
 
 import pytest
 
-from text2sql_grpo.data.databases import CACHE_VARIABLE, Databases
+from text2sql_grpo.data.databases import Databases
 from text2sql_grpo.sql import SQLExecutor
 
-
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
-def column(tmp_path: Path, values: list[str]) -> list[Any]:
-    """Values of a column of a CSV file, as queries see them."""
-    folder = tmp_path / "rows"
-    folder.mkdir()
+def write_column(path: Path, values: list[str]) -> None:
     lines = ["id;x", *(f"{place};{value}" for place, value in enumerate(values))]
-    (folder / "t.csv").write_text("\n".join(lines) + "\n", "utf-8")
-    databases = Databases(folder)
-    with SQLExecutor() as executor:
-        outcome = executor.execute(databases.address("rows"), "SELECT x FROM t ORDER BY id")
+    path.write_text("\n".join(lines) + "\n", "utf-8")
+
+
+def column(databases: Databases, executor: SQLExecutor, table: str) -> list[Any]:
+    """Values of a column of a CSV file, as queries see them."""
+    outcome = executor.execute(databases.address("rows"), f"SELECT x FROM {table} ORDER BY id")
     assert outcome.is_ok, outcome.error
     return [row[0] for row in outcome.rows]
 
 
-@pytest.mark.parametrize(
-    ("values", "wanted"),
-    [
-        (["$1,115.50", "$3.00", ""], [1115.5, 3.0, None]),
-        (["1.234,56", "0,50", "12.345.678,00"], [1234.56, 0.5, 12345678.0]),
-        (["1 234,50 kr", "7,25 kr"], [1234.5, 7.25]),
-        (["1'234.50", "9.75"], [1234.5, 9.75]),
-        (["(12.50)", "$4.00", "-3.25"], [-12.5, 4.0, -3.25]),
-        (["EUR 12,50", "EUR 1.000,00"], [12.5, 1000.0]),
-        (["12,5 %", "3 %"], [12.5, 3.0]),
-        (["12 Jan 2024", "1 Feb 2024"], ["2024-01-12", "2024-02-01"]),
-        (["January 12, 2024", "February 1, 2024"], ["2024-01-12", "2024-02-01"]),
-        (["Jan 1 2000", "Nov 12 2001"], ["2000-01-01", "2001-11-12"]),
-        (["31.12.2023", "01.02.2024"], ["2023-12-31", "2024-02-01"]),
-        (["01067", "10115"], ["01067", "10115"]),
-        (["A-1", "B-2"], ["A-1", "B-2"]),
-        (["$1", "n/a"], [1.0, None]),
-        (["$65,548 ", "$48,252 "], [65548.0, 48252.0]),
-        (["1.234 €", "12.000 €", "7 €"], [1234.0, 12000.0, 7.0]),
-        (["$5.00 off", "$3.00 off"], ["$5.00 off", "$3.00 off"]),
-        (["$1,234", "1,234"], ["$1,234", "1,234"]),
-        (["12", "#N/A", "7", "-"], [12, None, 7, None]),
-        (["1.5", "NA", ""], [1.5, None, None]),
-        (["2024-01-02", "?"], ["2024-01-02", None]),
-        (["12 Jan 2024", "--"], ["2024-01-12", None]),
-        (["01067", "N/A"], ["01067", "N/A"]),
-        (["NA", "DE", "-"], ["NA", "DE", "-"]),  # Namibia
-        (["N/A", "n/a"], ["N/A", "n/a"]),
-        ([" 66", " ", " 7"], [66, None, 7]),
-        ([" GK", " M ", ""], ["GK", "M", None]),
-        ([" GK", "M"], [" GK", "M"]),
-        (["$5", "$1200", "-$3"], [5.0, 1200.0, -3.0]),
-        (["JAF-001", "SUP-002"], ["JAF-001", "SUP-002"]),
-        (["1,234", "5,678"], ["1,234", "5,678"]),  # thousands, or thousandths
-        (["12:30", "13:45"], ["12:30:00", "13:45:00"]),
-        (["5 apples", "6 pears"], ["5 apples", "6 pears"]),
-    ],
-)
-def test_values_are_read_as_they_are_meant(tmp_path: Path, values: list[str], wanted: list[Any]) -> None:
-    assert column(tmp_path, values) == wanted
+def own_column(tmp_path: Path, executor: SQLExecutor, values: list[str]) -> list[Any]:
+    folder = tmp_path / "rows"
+    folder.mkdir()
+    write_column(folder / "t.csv", values)
+    return column(Databases(folder), executor, "t")
+
+
+CASES = [
+    (["$1,115.50", "$3.00", ""], [1115.5, 3.0, None]),
+    (["1.234,56", "0,50", "12.345.678,00"], [1234.56, 0.5, 12345678.0]),
+    (["1 234,50 kr", "7,25 kr"], [1234.5, 7.25]),
+    (["1'234.50", "9.75"], [1234.5, 9.75]),
+    (["(12.50)", "$4.00", "-3.25"], [-12.5, 4.0, -3.25]),
+    (["EUR 12,50", "EUR 1.000,00"], [12.5, 1000.0]),
+    (["12,5 %", "3 %"], [12.5, 3.0]),
+    (["12 Jan 2024", "1 Feb 2024"], ["2024-01-12", "2024-02-01"]),
+    (["January 12, 2024", "February 1, 2024"], ["2024-01-12", "2024-02-01"]),
+    (["Jan 1 2000", "Nov 12 2001"], ["2000-01-01", "2001-11-12"]),
+    (["31.12.2023", "01.02.2024"], ["2023-12-31", "2024-02-01"]),
+    (["01067", "10115"], ["01067", "10115"]),
+    (["A-1", "B-2"], ["A-1", "B-2"]),
+    (["$1", "n/a"], [1.0, None]),
+    (["$65,548 ", "$48,252 "], [65548.0, 48252.0]),
+    (["1.234 €", "12.000 €", "7 €"], [1234.0, 12000.0, 7.0]),
+    (["$5.00 off", "$3.00 off"], ["$5.00 off", "$3.00 off"]),
+    (["$1,234", "1,234"], ["$1,234", "1,234"]),
+    (["12", "#N/A", "7", "-"], [12, None, 7, None]),
+    (["1.5", "NA", ""], [1.5, None, None]),
+    (["2024-01-02", "?"], ["2024-01-02", None]),
+    (["12 Jan 2024", "--"], ["2024-01-12", None]),
+    (["01067", "N/A"], ["01067", "N/A"]),
+    (["NA", "DE", "-"], ["NA", "DE", "-"]),  # Namibia
+    (["N/A", "n/a"], ["N/A", "n/a"]),
+    ([" 66", " ", " 7"], [66, None, 7]),
+    ([" GK", " M ", ""], ["GK", "M", None]),
+    ([" GK", "M"], [" GK", "M"]),
+    (["$5", "$1200", "-$3"], [5.0, 1200.0, -3.0]),
+    (["JAF-001", "SUP-002"], ["JAF-001", "SUP-002"]),
+    (["1,234", "5,678"], ["1,234", "5,678"]),  # thousands, or thousandths
+    (["12:30", "13:45"], ["12:30:00", "13:45:00"]),
+    (["5 apples", "6 pears"], ["5 apples", "6 pears"]),
+]
+
+
+@pytest.fixture(scope="module")
+def tables(tmp_path_factory: pytest.TempPathFactory) -> Databases:
+    """A CSV file for each case."""
+    folder = tmp_path_factory.mktemp("cases") / "rows"
+    folder.mkdir()
+    for number, (values, _) in enumerate(CASES):
+        write_column(folder / f"t{number}.csv", values)
+    return Databases(folder)
+
+
+@pytest.mark.parametrize("number", range(len(CASES)), ids=[" ".join(values) for values, _ in CASES])
+def test_values_are_read_as_they_are_meant(tables: Databases, executor: SQLExecutor, number: int) -> None:
+    assert column(tables, executor, f"t{number}") == CASES[number][1]
 
 
 @pytest.mark.parametrize(
@@ -81,16 +94,18 @@ def test_values_are_read_as_they_are_meant(tmp_path: Path, values: list[str], wa
     ],
 )
 def test_what_is_changed_or_unclear_is_logged(
-    tmp_path: Path, values: list[str], text: str, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, executor: SQLExecutor, values: list[str], text: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING):
-        column(tmp_path, values)
+        own_column(tmp_path, executor, values)
     assert text in caplog.text
 
 
-def test_plain_files_are_read_without_a_word(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_plain_files_are_read_without_a_word(
+    tmp_path: Path, executor: SQLExecutor, caplog: pytest.LogCaptureFixture
+) -> None:
     for place, values in enumerate([["1.5", "2.25"], ["AB-1", "AB-2"]]):
         (tmp_path / str(place)).mkdir()
         with caplog.at_level(logging.WARNING):
-            assert list(map(str, column(tmp_path / str(place), values))) == values
+            assert list(map(str, own_column(tmp_path / str(place), executor, values))) == values
     assert not caplog.text

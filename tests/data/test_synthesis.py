@@ -18,6 +18,7 @@ import psycopg
 import pytest
 
 from tests.databases import duckdb_file, sqlite_file
+from tests.tiers import but_first_thorough
 from text2sql_grpo.commands import main
 from text2sql_grpo.data.databases import CACHE_VARIABLE, Databases
 from text2sql_grpo.errors import DataError
@@ -124,6 +125,7 @@ def test_look_ups_are_found_from_stored_values_alone(made: Path) -> None:
     assert row["guess_sql"] == row["gold_sql"].replace("SMITH, J.", "J. Smith")
 
 
+@pytest.mark.thorough
 def test_the_seed_alone_decides(shop: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     for name, seed in (("first", 1), ("again", 1), ("other", 2)):
         make_questions(shop, tmp_path / name, seed=seed, question_sets=TINY_SETS)
@@ -144,6 +146,7 @@ CREATE TABLE reads (book INTEGER REFERENCES tbl_Books, author INTEGER REFERENCES
 """
 
 
+@pytest.mark.thorough
 def test_questions_without_words_have_many_shapes_and_no_odd_columns(tmp_path: Path) -> None:
     (tmp_path / "databases").mkdir()
     with closing(sqlite3.connect(tmp_path / "databases" / "library.sqlite")) as connection:
@@ -244,6 +247,7 @@ def any_names(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
+@pytest.mark.thorough
 def test_any_name_gets_questions(any_names: Path, tmp_path: Path) -> None:
     made = make_questions(any_names, tmp_path / "questions", question_sets=SMALL_SETS)
 
@@ -286,6 +290,7 @@ def test_prefixes_moments_and_short_forms_are_read(tmp_path: Path) -> None:
     assert "fct" not in questions and "stg" not in questions and "based date" not in questions
 
 
+@pytest.mark.thorough
 def test_no_template_floods_the_file_and_tables_share_it(any_names: Path, tmp_path: Path) -> None:
     make_questions(any_names, tmp_path / "questions", question_sets=SMALL_SETS)
     rows = read(tmp_path / "questions")["demonstrations"]
@@ -312,6 +317,7 @@ def test_a_table_without_questions_is_named_with_the_reason(tmp_path: Path) -> N
     assert reasons["visits"] == (True, "") and reasons["empty"] == (False, "no rows")
 
 
+@pytest.mark.thorough
 def test_tables_of_many_rows_are_sampled_and_golds_run_on_all(tmp_path: Path) -> None:
     file = tmp_path / "shop.sqlite"
     with closing(sqlite3.connect(file)) as connection:
@@ -434,6 +440,7 @@ def test_a_pattern_of_what_to_hide_that_names_nothing_is_named(
     assert "--hide: no table or column of shop is named staf.*" in caplog.text
 
 
+@pytest.mark.thorough
 def test_words_are_written_edited_and_kept(any_names: Path, tmp_path: Path) -> None:
     words = tmp_path / "words.yaml"
     assert main(["data", "words", "--databases", str(any_names), "--out", str(words)]) == 0
@@ -489,6 +496,7 @@ def test_days_and_numbers_at_the_end_of_their_range_are_read(tmp_path: Path) -> 
     assert not any(year in text for text in texts for year in ("9999", "30 February", " 0000"))
 
 
+@pytest.mark.thorough
 def test_of_tables_with_one_name_only_that_of_the_bare_name_is_asked_about(tmp_path: Path) -> None:
     file = tmp_path / "shop.duckdb"
     with duckdb.connect(str(file)) as connection:
@@ -545,7 +553,7 @@ def test_a_person_in_several_rows_is_named_by_the_key(tmp_path: Path) -> None:
     assert "the last name of" in text and "playerID" not in text
 
 
-@pytest.mark.parametrize("engine", ["sqlite", "duckdb"])
+@pytest.mark.parametrize("engine", but_first_thorough(["sqlite", "duckdb"]))
 def test_codes_are_compared_counted_and_never_added(tmp_path: Path, engine: str) -> None:
     (tmp_path / "databases").mkdir()
     codes = (200, 200, 301, 404, 503)
@@ -609,7 +617,7 @@ def test_no_databases_is_an_error(tmp_path: Path) -> None:
         make_questions(tmp_path, tmp_path / "questions")
 
 
-@pytest.mark.parametrize("kind", ["duckdb", "postgresql", "csv"])
+@pytest.mark.parametrize("kind", but_first_thorough(["duckdb", "postgresql", "csv"]))
 def test_questions_for_other_engines_hold_there(
     kind: str,
     shop: Path,
@@ -731,6 +739,7 @@ def test_given_words_replace_derived_ones(shop: Path, tmp_path: Path) -> None:
     assert all(" state" in row["question"] and "said " in row["question"] for row in rows)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("own", "said"), [({}, "whose floor is "), ({"room.floor": ["on floor {}"]}, "on floor ")]
 )
@@ -784,6 +793,7 @@ def all_rows(sets: dict[str, list[Row]]) -> list[Row]:
     return [row for rows in sets.values() for row in rows]
 
 
+@pytest.mark.thorough
 def test_the_bundled_files_are_made_byte_for_byte(bundled: dict[str, list[Row]], tmp_path: Path) -> None:
     make_questions(DATA / "databases", tmp_path / "questions")
     made = sorted((tmp_path / "questions").glob("*.jsonl"))

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.chat_endpoint import Answer, served
+from tests.tiers import but_first_thorough
 from text2sql_grpo.commands import main
 from text2sql_grpo.data.databases import CACHE_VARIABLE, Databases
 from text2sql_grpo.data.loading import load_examples
@@ -149,6 +150,7 @@ def test_only_literals_of_golds_are_real_values_unless_asked_for() -> None:
     assert PATIENTS[0] in "\n".join(sent)
 
 
+@pytest.mark.thorough
 def test_golds_on_csv_files_are_worded_too(tmp_path: Path) -> None:
     sent: list[str] = []
 
@@ -167,6 +169,7 @@ def test_golds_on_csv_files_are_worded_too(tmp_path: Path) -> None:
     assert "Rows of visit: " in sent[0] and "Olabode" not in "".join(sent)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("reply", "reason"),
     [
@@ -197,6 +200,7 @@ def test_replies_that_are_no_question_are_counted_by_reason(
     assert Path("taught_log.jsonl").stat().st_size < 50_000
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("sql", "reason"),
     [
@@ -218,7 +222,7 @@ def test_a_question_whose_answer_differs_is_not_kept(sql: str, reason: str) -> N
         assert connection.execute("SELECT COUNT(*) FROM visit").fetchone() == (40,)
 
 
-@pytest.mark.parametrize("status", [429, 500, 400])
+@pytest.mark.parametrize("status", but_first_thorough([429, 500, 400]))
 def test_a_run_that_stops_resumes_and_asks_nothing_twice(
     status: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -245,6 +249,7 @@ def test_a_run_that_stops_resumes_and_asks_nothing_twice(
     assert len(answered) == 10 and "10 replies" in capsys.readouterr().out
 
 
+@pytest.mark.thorough
 def test_a_teacher_that_is_slow_or_refuses_the_key_stops_with_a_message(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

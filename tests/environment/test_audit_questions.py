@@ -156,6 +156,7 @@ def test_every_reason_has_a_place_in_the_report(databases: Databases, executor: 
     assert list(audit(databases, executor, ask("a")).ids_by_reason) == list(REASONS)
 
 
+@pytest.mark.thorough
 def test_part_of_spider_is_audited_fast(shared_data: Path, executor: SQLExecutor) -> None:
     """One in 80 of Spider's train questions; generous beside other work."""
     folder = shared_data / "spider"

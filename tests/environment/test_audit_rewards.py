@@ -36,6 +36,7 @@ def misjudged(answers: list[Answer]) -> list[str]:
     return [answer.name for answer in answers if answer.is_accepted != answer.is_right]
 
 
+@pytest.mark.thorough
 def test_the_default_pays_no_wrong_probe_and_refuses_no_right_one(
     executor: SQLExecutor, grader: Grader
 ) -> None:
@@ -52,9 +53,14 @@ def test_the_default_pays_no_wrong_probe_and_refuses_no_right_one(
     ("settings", "paid", "not_paid"),
     [
         ({"preset": "skyrl"}, "a hard-coded number", "a column too many"),
-        ({"preset": "arctic"}, "nothing for an empty gold", "a row too many"),
-        ({"preset": "qatch"}, "swapped columns", "a row too many"),
-        ({"preset": "skyrl", "on_error": "penalty"}, "a coincidence", "a gold that fails"),
+        pytest.param(
+            {"preset": "arctic"}, "nothing for an empty gold", "a row too many", marks=pytest.mark.thorough
+        ),
+        pytest.param({"preset": "qatch"}, "swapped columns", "a row too many", marks=pytest.mark.thorough),
+        pytest.param(
+            *({"preset": "skyrl", "on_error": "penalty"}, "a coincidence", "a gold that fails"),
+            marks=pytest.mark.thorough,
+        ),
         ({"execution": 1.0, "turn_cost": 0.5}, "", "a hard-coded number"),
     ],
 )
@@ -86,6 +92,7 @@ def test_probes_beside_official_execution_accuracy(executor: SQLExecutor) -> Non
     }
 
 
+@pytest.mark.thorough
 def test_mutants_of_own_questions(tmp_path: Path, executor: SQLExecutor, grader: Grader) -> None:
     make_shop(tmp_path / "shop.sqlite")
     databases = Databases(tmp_path)
@@ -109,6 +116,7 @@ def test_mutants_of_own_questions(tmp_path: Path, executor: SQLExecutor, grader:
     assert all(answer.is_official == answer.is_accepted for answer in official)
 
 
+@pytest.mark.thorough
 def test_mutants_on_another_engine(tmp_path: Path, executor: SQLExecutor, grader: Grader) -> None:
     make_shop(tmp_path / "shop.sqlite")
     with duckdb.connect(str(tmp_path / "shop.duckdb")) as connection:
@@ -135,6 +143,7 @@ def test_mutants_on_another_engine(tmp_path: Path, executor: SQLExecutor, grader
     assert misjudged(answers) == []
 
 
+@pytest.mark.thorough
 def test_mutants_of_a_gold_on_a_computed_column(
     tmp_path: Path, executor: SQLExecutor, grader: Grader
 ) -> None:

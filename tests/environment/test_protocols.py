@@ -161,6 +161,7 @@ PIECES = st.sampled_from(
 )
 
 
+@pytest.mark.thorough
 @given(st.lists(PIECES | st.text(max_size=20), max_size=12).map("".join))
 @example("[" * 100_000)
 @example('{"name": -' + "9" * 5_000)

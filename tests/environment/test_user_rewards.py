@@ -364,6 +364,7 @@ def test_two_functions_of_one_name_are_refused(own_modules: Path) -> None:
         RewardMix({"own_rewards:short": 0.1, "own_package.rewards:short": 0.1})
 
 
+@pytest.mark.thorough
 def test_a_run_whose_function_raises_keeps_its_steps_and_resumes_when_it_is_corrected(
     own_modules: Path, started_model: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

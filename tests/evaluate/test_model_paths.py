@@ -62,6 +62,7 @@ def test_each_part_of_a_run_is_its_policy(folder: Path, path: str) -> None:
     assert loaded.tokenizer.chat_template and loaded.tokenizer.pad_token_id is not None
 
 
+@pytest.mark.thorough
 def test_every_verb_takes_adapters_and_checkpoints(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -160,6 +161,7 @@ def test_what_is_alike_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     check_name("runs/in-cache")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "argv",
     [

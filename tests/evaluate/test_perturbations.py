@@ -195,6 +195,7 @@ def duckdb_bench(config: Config, tmp_path: Path) -> Iterator[Bench]:
         yield bench
 
 
+@pytest.mark.thorough
 def test_shorter_names_and_other_tables_on_duckdb(duckdb_bench: Bench, tmp_path: Path) -> None:
     golds = [
         "SELECT c.country, sum(s.doubled) FROM staff s JOIN city c ON s.city_id = c.id GROUP BY c.country",

@@ -83,6 +83,7 @@ def disagreements(shared_data: Path, empty: Path, *, is_slow: bool) -> tuple[int
     return len(pairs), found
 
 
+@pytest.mark.thorough
 def test_agrees_with_recorded_verdicts(shared_data: Path, database: Path) -> None:
     assert disagreements(shared_data, database, is_slow=False) == (2540, [])
 

@@ -370,6 +370,7 @@ def test_growing_file_is_read_whole(executor: SQLExecutor, database: Path) -> No
     assert outcomes[-1].rows[0][0] > outcomes[0].rows[0][0]
 
 
+@pytest.mark.thorough
 def test_database_that_changes_while_it_is_read_is_read_again(executor: SQLExecutor, database: Path) -> None:
     os.utime(database, (0, 0))
     slow = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 2000000)"

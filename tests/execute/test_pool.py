@@ -206,6 +206,7 @@ def test_worker_killed_while_idle_costs_nothing(executor: SQLExecutor, database:
     assert pid not in pids(executor)
 
 
+@pytest.mark.thorough
 @posix_only
 def test_worker_that_says_nothing_is_ended_by_the_backstop(executor: SQLExecutor, database: Path) -> None:
     executor.execute(database, "SELECT 1")
@@ -335,6 +336,7 @@ def marked(text: str) -> list[str]:
     return found
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_parents_killed_at_any_moment_leave_no_worker(database: Path) -> None:
     assert_killed_parents_leave_no_worker(str(database), ENDLESS, 4, database.parent)

@@ -169,6 +169,7 @@ def test_locked_table_is_no_error_of_the_query(
     assert len(database.run("SELECT * FROM ward", LIMITS).rows) == 2
 
 
+@pytest.mark.thorough
 def test_crash_of_the_server_costs_one_query_and_a_stop_the_run() -> None:
     with running_postgres() as server:
         with psycopg.connect(server.admin_url(), autocommit=True) as admin:

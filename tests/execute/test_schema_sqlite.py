@@ -198,6 +198,7 @@ def test_odd_values_are_no_examples(tmp_path: Path) -> None:
     assert [column.examples for column in columns] == [(), (1.5,), ("O'Hara",)]
 
 
+@pytest.mark.thorough
 def test_reading_stops_at_the_time_limit(tmp_path: Path) -> None:
     path = make(
         tmp_path / "many.sqlite", ";".join(f"CREATE TABLE t{number} (x INTEGER)" for number in range(400))

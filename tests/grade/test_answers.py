@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from tests.tiers import but_first_thorough
+
 
 @pytest.fixture(scope="module")
 def benchmark(repo_root: Path) -> Any:
@@ -15,7 +17,7 @@ def benchmark(repo_root: Path) -> Any:
         yield importlib.import_module("grading_answers")
 
 
-@pytest.mark.parametrize("name", ["rental", "observatory"])
+@pytest.mark.parametrize("name", but_first_thorough(["rental", "observatory"]))
 def test_the_proof_of_each_wrong_answer_makes_a_difference(benchmark: Any, name: str) -> None:
     assert benchmark.unproved(name) == []
 

@@ -78,6 +78,7 @@ def grader(executor: SQLExecutor, shop: str, tmp_path_factory: pytest.TempPathFa
     return Grader(executor, suite=TestSuite(executor, tmp_path_factory.mktemp("suites")))
 
 
+@pytest.mark.thorough
 def test_nothing_is_said_of_views_that_only_the_mirror_cannot_read(
     executor: SQLExecutor, shop: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -223,6 +224,7 @@ def test_test_databases_of_a_duckdb_file_are_found_again(
     assert "internal error: TypeError" in again.databases(url, "SELECT a FROM t WHERE a > 4").gap
 
 
+@pytest.mark.thorough
 def test_copies_on_a_server_of_the_user_are_dropped_at_the_end(
     postgres_server: PostgresServer, tmp_path: Path, executor: SQLExecutor
 ) -> None:
@@ -252,6 +254,7 @@ def _n_left(server: PostgresServer) -> int:
         return int(admin.execute(query).fetchall()[0][0])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("create", "gold"),
     [
@@ -295,6 +298,7 @@ def test_generated_columns_of_any_type_are_computed_on_copies(
         assert [(one.official, one.strict) for one in verdicts] == [(True, False)] * 2
 
 
+@pytest.mark.thorough
 def test_types_of_types_are_made_on_copies(
     tmp_path: Path, postgres_server: PostgresServer, executor: SQLExecutor
 ) -> None:
@@ -351,6 +355,7 @@ def test_a_private_server_ends_with_its_process(tmp_path: Path) -> None:
     assert _is_gone(url)
 
 
+@pytest.mark.thorough
 def test_server_leaves_no_folder_where_its_user_may_not_write() -> None:
     # Not pytest's folder, whose parents another user may not enter; as root that user runs the server.
     parent = Path(tempfile.mkdtemp(dir="/var/tmp"))
@@ -388,6 +393,7 @@ INSERT INTO ride SELECT n, 'https://a.io/' || n || '?src=' || ['news', 'mail', '
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("gold", "wrong", "right"),
     [
@@ -429,6 +435,7 @@ def test_what_sqlite_cannot_run_or_reads_otherwise_is_tried_on_duckdb(
     assert [(one.official, one.strict, one.gap) for one in verdicts] == [(True, False, ""), (True, True, "")]
 
 
+@pytest.mark.thorough
 def test_checks_hold_on_the_mirror_where_sqlite_can_compute_them(
     tmp_path: Path, executor: SQLExecutor, postgres_server: PostgresServer
 ) -> None:

@@ -490,6 +490,7 @@ def test_rows_with_integers_beyond_64_bits_are_left_out(tmp_path: Path) -> None:
         assert connection.execute("SELECT n FROM t").fetchall() == [(1,), (2,), (3,)]
 
 
+@pytest.mark.thorough
 def test_the_budget_of_a_database_ends_its_search_and_every_later_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -270,6 +270,7 @@ def test_an_answer_that_was_checked_less_than_asked_for_is_counted_with_its_reas
         assert grader.accepted == ({verdict.gap: 1} if verdict.strict else {})
 
 
+@pytest.mark.thorough
 def test_a_table_without_rows_ends_no_search(suite: TestSuite, tmp_path: Path) -> None:
     path = tmp_path / "linked.sqlite"
     with closing(sqlite3.connect(path)) as connection, connection:
@@ -309,6 +310,7 @@ def test_a_folder_that_cannot_be_written_is_our_error(
         TestSuite(executor, tmp_path / "file").databases(shop, GOLD)
 
 
+@pytest.mark.thorough
 def test_several_processes_share_a_folder(shop: Path, tmp_path: Path) -> None:
     context = multiprocessing.get_context("spawn")
     queue = context.Queue()

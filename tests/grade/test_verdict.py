@@ -176,6 +176,7 @@ def test_correct_rewrites_are_never_refused(executor: SQLExecutor, staff: list[t
     assert refused == []
 
 
+@pytest.mark.thorough
 @settings(max_examples=60)
 @given(staff_rows.filter(lambda rows: len(rows) <= 5), st.integers(1, 4), st.integers(0, 2), st.randoms())
 def test_exactly_the_results_that_some_order_of_tied_rows_gives_are_accepted(

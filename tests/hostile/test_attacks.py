@@ -228,12 +228,24 @@ def target_of(request: pytest.FixtureRequest, folder: Path) -> Iterator[Callable
 
 
 def parameters(*, are_late: bool = False) -> list[object]:
-    """Each engine and attack; or those alone that end by a limit of time or memory, whichever is first."""
-    return [
-        pytest.param(name, attack, id=f"{name}-{attack.category}-{attack.name}")
+    """Each engine and attack; or those alone that end by a limit of time or memory, whichever is first.
+
+    All but the first of each category are thorough.
+    """
+    chosen = [
+        (name, attack)
         for name, engine in TARGETS.items()
         for attack in load_attacks(engine)
         if not are_late or "timeout" in attack.status
+    ]
+    first = {(name, attack.category): attack for name, attack in reversed(chosen)}
+    return [
+        pytest.param(
+            *(name, attack),
+            marks=[] if attack is first[name, attack.category] else pytest.mark.thorough,
+            id=f"{name}-{attack.category}-{attack.name}",
+        )
+        for name, attack in chosen
     ]
 
 
@@ -286,6 +298,7 @@ def test_attack_that_has_more_time_takes_no_more_memory(
     assert outcome.status in {*attack.status, "ok", "error", "memory"}, outcome.error
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("one_in", [12, pytest.param(6, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", TARGETS)
 def test_attacks_of_a_batch_cost_no_other_query_its_answer(

@@ -78,6 +78,7 @@ def test_transactions_are_refused_and_none_stays_open(
     assert_still_reads(executor, database)
 
 
+@pytest.mark.thorough
 def test_file_that_stays_locked_is_our_fault(executor: SQLExecutor, database: Path) -> None:
     with contextlib.closing(sqlite3.connect(database)) as writer:
         writer.execute("BEGIN EXCLUSIVE")
@@ -117,6 +118,7 @@ def test_file_that_vanishes_while_it_is_read_is_read_to_the_end(
         executor.execute(database, "SELECT count(*) FROM ward")
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(os.name == "nt", reason="needs the signals of POSIX")
 def test_workers_killed_again_and_again_cost_no_query(database: Path) -> None:
     slow = NUMBERS.format(1_000_000) + "SELECT max(i) FROM n"

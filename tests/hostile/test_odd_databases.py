@@ -8,6 +8,7 @@ from random import Random
 import pytest
 
 from tests.databases import duckdb_file, sqlite_file
+from tests.tiers import but_first_thorough
 from text2sql_grpo.grading import Grader
 from text2sql_grpo.grading.suite import TestSuite
 from text2sql_grpo.sql import SQLExecutor
@@ -84,7 +85,7 @@ def odd_script(random: Random, types: dict[str, tuple[str, ...]]) -> str:
     return ";\n".join(statements)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", but_first_thorough(range(4)))
 @pytest.mark.parametrize("engine", list(TYPES))
 def test_questions_are_made_and_their_gold_queries_have_test_databases(
     tmp_path: Path, executor: SQLExecutor, engine: str, seed: int

@@ -9,6 +9,7 @@ from random import Random
 
 import pytest
 
+from tests.tiers import but_first_thorough
 from text2sql_grpo.config import load_config
 from text2sql_grpo.data.example import Example
 from text2sql_grpo.environment.protocols import MalformedTurn, ParsedAction, Protocol, parse_action
@@ -171,12 +172,13 @@ def read_all(text: str, dialect: str) -> None:
         write_query(query.tree)
 
 
-@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize("dialect", but_first_thorough(DIALECTS))
 def test_deep_and_long_texts_are_read_in_bounded_work(dialect: str) -> None:
     for what, text in deep_texts():
         assert_quick(lambda text=text: read_all(text, dialect), f"{dialect} {what}")
 
 
+@pytest.mark.thorough
 def test_texts_of_random_tokens_are_read_in_bounded_work() -> None:
     rng = Random(0)
     for number in range(N_TOKEN_TEXTS):
@@ -304,7 +306,10 @@ class Play:
         return self.judged(turn)
 
 
-@pytest.fixture(scope="module", params=["sqlite", "duckdb", "postgresql"])
+@pytest.fixture(
+    scope="module",
+    params=but_first_thorough(["sqlite", "duckdb", "postgresql"]),
+)
 def play(
     request: pytest.FixtureRequest,
     make_database: Callable[[str, str], Path | str],

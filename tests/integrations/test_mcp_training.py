@@ -179,6 +179,7 @@ def test_a_server_that_a_tool_ended_is_replaced(opened: Open, log: Path, how: st
     assert events(log)["start"] == 2
 
 
+@pytest.mark.thorough
 def test_a_server_that_answers_nothing_after_a_slow_call_is_lost(
     opened: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -350,6 +351,7 @@ def shop_run(folder: Path, model: str, **environment: Any) -> Path:
     return path
 
 
+@pytest.mark.thorough
 def test_training_through_this_package_s_server_gives_the_episodes_of_training_in_process(
     started_model: str, tmp_path: Path, repo_root: Path
 ) -> None:
@@ -382,6 +384,7 @@ VERBS = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("verb", VERBS)
 def test_a_database_changed_as_its_servers_end_fails_the_verb(
     verb: str,

@@ -129,6 +129,7 @@ class Scripted(GRPOTrainer):
         return [[*self.processing_class(text)["input_ids"], eos] for text in turns], None
 
 
+@pytest.mark.thorough
 def test_trls_own_loop_runs_the_tools_and_pays(tmp_path: Path, model: Path) -> None:
     args = GRPOConfig(
         output_dir=str(tmp_path / "run"),
@@ -159,6 +160,7 @@ def test_trls_own_loop_runs_the_tools_and_pays(tmp_path: Path, model: Path) -> N
     assert step["grad_norm"] > 0
 
 
+@pytest.mark.thorough
 def test_the_example_runs(
     tmp_path: Path, model: Path, repo_root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

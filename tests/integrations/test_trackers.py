@@ -55,6 +55,7 @@ def by_step(rows: list[dict[str, Any]], name: str) -> dict[int, float]:
     return {row["train/global_step"]: row[name] for row in rows if name in row}
 
 
+@pytest.mark.thorough
 def test_tensorboard_holds_every_figure_by_the_same_name(run: Path) -> None:
     pytest.importorskip("tensorboard", reason="needs tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -65,6 +66,7 @@ def test_tensorboard_holds_every_figure_by_the_same_name(run: Path) -> None:
     assert events.Scalars("eval/test_values/episode/looks")
 
 
+@pytest.mark.thorough
 def test_trackio_holds_every_figure_by_the_same_name(run: Path) -> None:
     pytest.importorskip("trackio", reason="needs trackio")
     from trackio.sqlite_storage import SQLiteStorage

@@ -31,6 +31,7 @@ RIGHT = f"<answer>{GOLD}</answer>"
 NATIVE = {"protocol": "native"}
 
 
+@pytest.mark.thorough
 def test_verifiers_finds_each_part_by_the_id_and_loads_no_torch() -> None:
     script = f"""
 import sys, verifiers.v1 as vf
@@ -42,6 +43,7 @@ assert not {{"torch", "transformers", "trl"}} & set(sys.modules)
     subprocess.run([sys.executable, "-c", script], check=True)
 
 
+@pytest.mark.thorough
 def test_all_commands_agree_with_evaluate_on_every_question(
     tmp_path: Path,
     started_model: str,

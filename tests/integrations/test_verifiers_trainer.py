@@ -282,6 +282,7 @@ def scores(rows: list[dict[str, Any]]) -> dict[str, str]:
     return {trace["id"]: str((trace["rewards"], trace["metrics"])) for trace in found}
 
 
+@pytest.mark.thorough
 def test_reward_rises_and_saved_traces_score_alike(tmp_path: Path) -> None:
     trainer = game_trainer(tmp_path, max_steps=15)
     trainer.train()

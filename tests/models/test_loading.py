@@ -137,6 +137,7 @@ def test_torn_weights_are_said_in_one_line(tmp_path: Path, kept_bytes: int) -> N
     assert str(folder) in str(error.value)
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_stats"), reason="needs glibc")
 @pytest.mark.parametrize(("call", "is_one"), [("", False), ("hardware.keep_one_heap()", True)])
 def test_threads_share_a_heap(call: str, *, is_one: bool) -> None:

@@ -161,6 +161,7 @@ def test_token_of_a_logged_in_user_is_taken(hub: Hub, merged: Path, tmp_path: Pa
     assert "model.safetensors" in hub.repositories["me/sql"].files
 
 
+@pytest.mark.thorough
 def test_offline_mode_of_the_env_file_is_obeyed(
     hub: Hub, merged: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -256,6 +256,7 @@ class HostReads(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "sampling", [Sampling(0), Sampling(0.8, top_p=0.9, top_k=50, min_p=0.01)], ids=["greedy", "sampled"]
 )
@@ -296,6 +297,7 @@ def test_a_token_makes_the_host_wait_once_for_all_rows(
     assert set(waits) == {1}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("temperature", [0.0, 0.05])
 @in_float64()
 def test_drafts_change_no_token(
@@ -500,6 +502,7 @@ def test_prompt_of_one_token(llama: PreTrainedModel, environment: SQLEnvironment
     assert tokens(episodes) == tokens(plain)
 
 
+@pytest.mark.thorough
 @in_float64()
 def test_sampled_tokens_follow_the_plain_distribution(
     llama: PreTrainedModel, environment: SQLEnvironment, chat: ChatFormat

@@ -214,6 +214,7 @@ def command(database: Path, log: Path, *options: str) -> list[str]:
     return [*words, "--audit_log", str(log), *options]
 
 
+@pytest.mark.thorough
 def test_garbage_on_standard_input_leaves_the_next_client_its_answers(database: Path, tmp_path: Path) -> None:
     program, *words = command(database, tmp_path / "log")
     garbage = (

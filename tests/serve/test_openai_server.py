@@ -157,6 +157,7 @@ def test_wrong_requests_get_their_reason(environment: Any, tmp_path: Path) -> No
         connection.close()
 
 
+@pytest.mark.thorough
 def test_many_at_once_are_answered_or_refused_and_clients_may_leave(environment: Any, tmp_path: Path) -> None:
     class Slow(Script):
         def submit(self, session: Any) -> Any:

@@ -43,6 +43,7 @@ def test_an_adapter_that_begins_as_zero_is_scaled(tmp_path: Path, begins_as_zero
         assert (layer.get_delta_weight("default") - before).norm() < (after - before).norm()
 
 
+@pytest.mark.thorough
 def test_a_run_merges_the_blend(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     merged = {}
     for share in (1.0, 0.5):

@@ -34,7 +34,7 @@ def scheduled(run: Path) -> list[float]:
 
 
 @pytest.mark.usefixtures("without_pictures", "rewards_with_spread")
-@pytest.mark.parametrize("lora", ["null", "{r: 4}"])
+@pytest.mark.parametrize("lora", [pytest.param("null", marks=pytest.mark.thorough), "{r: 4}"])
 def test_the_weights_from_before_training_are_merged_if_no_step_was_as_good(
     config: Path, started_model: str, lora: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -49,6 +49,7 @@ def test_the_weights_from_before_training_are_merged_if_no_step_was_as_good(
     assert "warning: GRPO made the model worse" in printed and "the weights from before it" in printed
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("without_pictures", "rewards_with_spread")
 def test_a_last_step_that_is_worse_than_the_start_is_warned_of(
     config: Path, started_model: str, capsys: pytest.CaptureFixture[str]
@@ -60,6 +61,7 @@ def test_a_last_step_that_is_worse_than_the_start_is_warned_of(
     assert json.loads(Path("run/evaluation.json").read_text())["step"] == 2
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("without_pictures", "rewards_with_spread")
 def test_a_run_resumes_from_step_0(config: Path) -> None:
     options = ("--evaluation.keep", "best", "--grpo.save_steps", "1", "--grpo.save_total_limit", "5")

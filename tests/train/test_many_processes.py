@@ -245,7 +245,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory, started: dict[str, Any]) -> 
     return run
 
 
-@pytest.mark.parametrize("way", ["ddp", "fsdp2", *DEEPSPEED])
+@pytest.mark.parametrize("way", ["ddp", pytest.param("fsdp2", marks=pytest.mark.thorough), *DEEPSPEED])
 @pytest.mark.parametrize("n_steps", [2, pytest.param(20, marks=pytest.mark.slow)])
 def test_two_processes_learn_what_one_learns(
     config: Path, tmp_path: Path, alone: Callable[[int], Path], way: str, n_steps: int
@@ -260,6 +260,7 @@ def steps_of(count: int) -> tuple[str, ...]:
     return (*SGD, *STRATA, "--grpo.max_steps", str(count))
 
 
+@pytest.mark.thorough
 def test_ranks_select_the_same_questions(config: Path, tmp_path: Path) -> None:
     """Each plays the groups of its part; one state."""
     options = (*STRATA, "--grpo.num_generations", "8", "--grpo.max_steps", "3")
@@ -275,6 +276,7 @@ def test_ranks_select_the_same_questions(config: Path, tmp_path: Path) -> None:
     assert right == pytest.approx(sum(episode["strict"] for episode in episodes))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("way", ["ddp", pytest.param("fsdp2", marks=pytest.mark.slow)])
 def test_scheduled_questions_are_shared(config: Path, tmp_path: Path, way: str) -> None:
     """Each of three questions is answered once, by one of two processes; both note the same best."""
@@ -291,6 +293,7 @@ def test_scheduled_questions_are_shared(config: Path, tmp_path: Path, way: str) 
     assert "Kept" not in said(tmp_path / way, 1)
 
 
+@pytest.mark.thorough
 def test_a_whole_run_and_a_step_that_one_process_cannot_take(
     tmp_path: Path, rewards_with_spread: None
 ) -> None:
@@ -363,6 +366,7 @@ def test_a_process_that_fails_ends_all_with_its_cause(config: Path, tmp_path: Pa
     assert "error: one of the 2 processes died or does not answer" in said(folder, 0)
 
 
+@pytest.mark.thorough
 def test_two_processes_without_a_gradient_warn_with_the_reason(tmp_path: Path) -> None:
     config = write_config(tmp_path, grpo=GRPO | {"max_steps": 1}, sft=None, rewards={"execution": 1.0})
     folder = tmp_path / "run"

@@ -48,6 +48,7 @@ def outcomes_of(trainer: GRPOTrainer, batch: dict[str, Any]) -> list[Outcome]:
     return outcomes
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "family",
     [pytest.param(name, marks=[] if name in DEFAULT else pytest.mark.slow) for name in FAST | PLAIN],

@@ -18,6 +18,7 @@ import pytest
 
 from tests.postgres_server import PostgresServer, running_postgres
 from tests.scripted_policy import SHOP
+from tests.tiers import but_first_thorough
 from tests.tiny_run import json_lines, write_config
 from text2sql_grpo.commands import main
 from text2sql_grpo.data.databases import Databases
@@ -68,7 +69,14 @@ def databases_of(kind: str, folder: Path, request: pytest.FixtureRequest) -> Any
     return request.getfixturevalue("shop_on_postgres")
 
 
-@pytest.mark.parametrize(("kind", "is_started"), [("duckdb", True), ("rows", False), ("postgresql", False)])
+@pytest.mark.parametrize(
+    ("kind", "is_started"),
+    [
+        ("duckdb", True),
+        pytest.param("rows", False, marks=pytest.mark.thorough),
+        pytest.param("postgresql", False, marks=pytest.mark.thorough),
+    ],
+)
 def test_the_main_job_runs(
     kind: str,
     is_started: bool,
@@ -134,7 +142,7 @@ def test_prompts_name_the_engine_and_its_version(
         assert re.search(engine, environment.session(example).start()[0]["content"])
 
 
-@pytest.mark.parametrize("kind", ["sqlite", "duckdb", "postgresql"])
+@pytest.mark.parametrize("kind", but_first_thorough(["sqlite", "duckdb", "postgresql"]))
 def test_golds_that_no_longer_hold_are_counted(
     kind: str,
     tmp_path: Path,
@@ -195,6 +203,7 @@ def test_a_password_in_a_url_is_refused_and_not_shown(
     assert os.environ.get("PGPASSWORD") is None
 
 
+@pytest.mark.thorough
 def test_a_server_that_restarts_is_waited_for_and_a_lost_one_leaves_a_checkpoint(
     tmp_path: Path, started_model: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -49,6 +49,7 @@ def arguments(**fields: Any) -> t2s.SQLGRPOConfig:
     return t2s.SQLGRPOConfig("run", **batch | {"bf16": False, "report_to": "none"} | fields)
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("without_pictures")
 def test_the_program_of_the_docs_runs(model: str, repo_root: Path, own_cache: Path, tmp_path: Path) -> None:
     settings = yaml.safe_load(write_config(tmp_path).read_text(encoding="utf-8"))
@@ -80,6 +81,7 @@ def test_the_page_lists_every_public_name_with_its_parameters(repo_root: Path) -
         assert given == (found[: len(given)] if ".." in text else found), name
 
 
+@pytest.mark.thorough
 def test_the_notebook_runs(model: str, repo_root: Path) -> None:
     book = json.loads((repo_root / "examples" / "quickstart.ipynb").read_text(encoding="utf-8"))
     cells = ["".join(cell["source"]) for cell in book["cells"] if cell["cell_type"] == "code"]

@@ -31,6 +31,7 @@ def in_repository(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(REPO_ROOT)
 
 
+@pytest.mark.thorough
 def test_two_small_steps_of_the_real_model(smollm2: Path, tmp_path: Path) -> None:
     (tmp_path / "databases").mkdir()
     (tmp_path / "databases" / "shop.sql").write_text(SHOP, encoding="utf-8")

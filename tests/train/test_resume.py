@@ -128,6 +128,7 @@ def assert_same(one: dict[str, Any], other: dict[str, Any]) -> None:
 LORA = ("--model.lora", "{r: 4}", "--grpo.sync_ref_model", "false")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("n_kills", "n_steps", "more"),
     [
@@ -173,6 +174,7 @@ def test_a_run_killed_before_it_removed_an_old_checkpoint_removes_it_later(
     assert saved_checkpoints(folder) == kept
 
 
+@pytest.mark.thorough
 def test_a_resumed_run_selects_the_questions_of_an_undisturbed_one(config: Path, tmp_path: Path) -> None:
     """Killed in the middle of a generation batch."""
     options = (*TWO, "--grpo.max_steps", "5", "--grpo.save_total_limit", "5")
@@ -186,6 +188,7 @@ def test_a_resumed_run_selects_the_questions_of_an_undisturbed_one(config: Path,
     assert len(expected["parts"]["parts"]["select"]["strata"]) == 2
 
 
+@pytest.mark.thorough
 def test_evaluations_during_training_change_nothing_but_what_is_kept(config: Path, tmp_path: Path) -> None:
     options = ("--grpo.max_steps", "3", "--grpo.save_steps", "3")
     finish(config, tmp_path / "plain", *options)
@@ -201,6 +204,7 @@ def test_evaluations_during_training_change_nothing_but_what_is_kept(config: Pat
     assert f"Kept the weights of step {best.name.removeprefix('checkpoint-')} of 3 (dev: step 0 " in said
 
 
+@pytest.mark.thorough
 def test_a_damaged_checkpoint_is_skipped_and_later_ones_moved(config: Path, tmp_path: Path) -> None:
     """An adapter: its run goes on from the checkpoint before a torn one, and ends with the same weights."""
     folder = tmp_path / "run"

@@ -11,6 +11,7 @@ from text2sql_grpo.commands import main
 SHORT = ["--sft.max_steps", "2", "--grpo.max_steps", "1"]
 
 
+@pytest.mark.thorough
 def test_each_seed_is_trained_once_and_all_are_one_table(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -58,7 +58,9 @@ def write_duckdb(path: Path) -> Callable[[], None]:
     return lambda: run(UPDATE)
 
 
-@pytest.mark.parametrize("kind", ["sqlite", "sqlite with a write-ahead log", "duckdb"])
+@pytest.mark.parametrize(
+    "kind", ["sqlite", "sqlite with a write-ahead log", pytest.param("duckdb", marks=pytest.mark.thorough)]
+)
 def test_a_changed_row_makes_another_stage(tmp_path: Path, kind: str) -> None:
     config = write_config(tmp_path)
     (tmp_path / "databases" / "shop.sql").unlink()
@@ -99,6 +101,7 @@ def trained_at(folder: Path) -> int:
     return (folder / "metrics.jsonl").stat().st_mtime_ns
 
 
+@pytest.mark.thorough
 def test_a_stage_on_a_server_is_taken_by_its_own_run_alone(on_a_server: Path) -> None:
     config = load_config(on_a_server)
     arguments = run_arguments(config)
@@ -118,6 +121,7 @@ def test_a_stage_on_a_server_is_taken_by_its_own_run_alone(on_a_server: Path) ->
     assert not list(folder.parent.glob("*.unfinished"))
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("without_pictures", "rewards_with_spread")
 def test_a_resumed_run_on_a_server_continues_on_its_own_stage(on_a_server: Path) -> None:
     argv = ["train", "--config", str(on_a_server), "--data.test", "{}", "--grading.test_databases", "0"]

@@ -11,6 +11,7 @@ from text2sql_grpo.commands import main
 from text2sql_grpo.models.loaded_policy import LoadedPolicy
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("without_pictures", "rewards_with_spread")
 def test_an_evaluation_longer_than_the_limit_is_not_alerted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

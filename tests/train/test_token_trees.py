@@ -171,6 +171,7 @@ def set_to(thing: Any, **fields: Any) -> Iterator[None]:
             setattr(thing, name, value)
 
 
+@pytest.mark.thorough
 @settings(max_examples=10)
 @given(
     st.randoms(use_true_random=False),

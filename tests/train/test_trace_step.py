@@ -5,9 +5,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 CEILING = 45  # functions of training/ and rollout/engine.py in one step
 
 
+@pytest.mark.thorough
 def test_a_step_enters_few_functions(repo_root: Path) -> None:
     command = [sys.executable, "-m", "tests.trace_step", "--quick"]
     done = subprocess.run(command, cwd=repo_root, capture_output=True, text=True, timeout=300)

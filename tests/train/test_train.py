@@ -228,6 +228,7 @@ def test_a_smoke_run_ends_with_a_model_that_can_be_asked(
     assert "error" not in capsys.readouterr().err
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("without_pictures")
 def test_a_resumed_run_may_end_without_a_gradient_if_its_earlier_part_learned(
     tmp_path: Path, rewards_with_spread: None, monkeypatch: pytest.MonkeyPatch
@@ -263,6 +264,7 @@ OWN = {  # what else differs from the machine that a config is for
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("without_pictures")
 @pytest.mark.parametrize(
     "name",
@@ -311,6 +313,7 @@ def test_every_config_trains_two_steps_of_a_small_stand_in(
         assert AutoTokenizer.from_pretrained("small/merged").chat_template.startswith("{%- if tools %}")
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("without_pictures")
 @pytest.mark.skipif(find_spec("bitsandbytes") is None, reason="needs bitsandbytes")
 def test_a_model_is_trained_in_4_bit_and_merged_into_the_weights_it_was_trained_on(
@@ -361,6 +364,7 @@ def in_a_terminal(command: list[str], environment: dict[str, str]) -> list[str]:
     return [line.strip() for line in re.split(r"[\r\n]+", text) if line.strip()]
 
 
+@pytest.mark.thorough
 def test_a_terminal_shows_the_run_and_nothing_else_and_wandb_stays_in_its_folder(
     config: Path, tmp_path: Path, repo_root: Path, own_cache: Path
 ) -> None:

@@ -569,6 +569,7 @@ def test_parts_of_a_user_are_used_logged_saved_and_restored(tmp_path: Path) -> N
     assert min(row["grad_norm"] for row in steps) > 0  # by the advantages alone: rewards are equal
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("rewards_with_spread")
 def test_a_run_resumes_within_a_generation_batch(tmp_path: Path) -> None:
     def trained(name: str, checkpoint: Path | None = None) -> Bench:

@@ -59,6 +59,7 @@ USES_OPTIONAL |= {"models.gguf", "models.gguf_export", "reporting.learning_curve
 USES_OPTIONAL |= {"serving.openai_server"}
 
 
+@pytest.mark.thorough
 def test_the_package_is_imported_without_optional_packages(repo_root: Path) -> None:
     names = [name.removesuffix(".__init__").removeprefix(f"{PACKAGE}.") for name, _ in modules(repo_root)]
     core = [

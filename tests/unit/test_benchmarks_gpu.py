@@ -39,6 +39,7 @@ def test_a_machine_without_cuda_is_refused_in_one_line(gpu: Any, capsys: pytest.
     assert "CUDA" in line and "--device cpu" in line and printed.out == ""
 
 
+@pytest.mark.thorough
 @needs_no_gpu
 def test_both_sides_of_rollouts_and_updates_are_measured(gpu: Any, folder: str) -> None:
     size = gpu.SIZES["tiny"]
