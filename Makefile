@@ -12,7 +12,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 # -qq hides pip's progress and warnings; its errors still show.
 PIP_INSTALL := -m pip --disable-pip-version-check install -qq
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+# One more than there are cores, as many tests wait for a process that they start; at most four.
+WORKERS := $(shell n=$$(getconf _NPROCESSORS_ONLN); echo $$((n < 3 ? n + 1 : 4)))
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 READY := $(VENV)/.ready
 READY_TO_TEST := $(VENV)/.ready_to_test
 

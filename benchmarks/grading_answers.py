@@ -4,7 +4,7 @@ Authors who had not read the grader each made a database for one engine and 30 g
 answers to each that have the gold's rows on it, and two right ones. A wrong answer has a proof: statements
 that change rows as the schema and the domain allow, after which its result differs (`--proofs` runs them).
 
-Run: OMP_NUM_THREADS=1 python benchmarks/grading_answers.py [rental|observatory|permits ..] [--url URL]
+Run: OMP_NUM_THREADS=1 python benchmarks/grading_answers.py [fishery|rental|orchard ..] [--url URL]
 The last line is JSON.
 """
 
