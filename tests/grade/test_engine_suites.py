@@ -15,6 +15,7 @@ import psycopg
 import pytest
 
 from tests.postgres_server import PostgresServer
+from tests.tiers import but_first_thorough
 from text2sql_grpo.audit.gold_stability import open_results
 from text2sql_grpo.errors import ConfigError
 from text2sql_grpo.grading import postgres_server as private
@@ -57,7 +58,7 @@ ALTER TABLE friend ADD CHECK (twice(person) >= 0) NOT VALID;
 ENGINES = ("duckdb", "postgresql")
 
 
-@pytest.fixture(scope="module", params=ENGINES)
+@pytest.fixture(scope="module", params=but_first_thorough(ENGINES))
 def shop(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
     if request.param == "duckdb":
         path = tmp_path_factory.mktemp("shop") / "shop.duckdb"

@@ -24,6 +24,9 @@ VARIABLES = ("WANDB_MODE", "WANDB_API_KEY", "WANDB_DIR", "WANDB_PROJECT", "TENSO
 NAMES = ("reward", "accuracy/strict", "completions/mean_length")
 
 
+pytestmark = pytest.mark.thorough  # its one run takes seconds
+
+
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory, started_model: str) -> Path:
     """Folder of a run of two steps, with every tracker that works without a key."""
@@ -55,7 +58,6 @@ def by_step(rows: list[dict[str, Any]], name: str) -> dict[int, float]:
     return {row["train/global_step"]: row[name] for row in rows if name in row}
 
 
-@pytest.mark.thorough
 def test_tensorboard_holds_every_figure_by_the_same_name(run: Path) -> None:
     pytest.importorskip("tensorboard", reason="needs tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -66,7 +68,6 @@ def test_tensorboard_holds_every_figure_by_the_same_name(run: Path) -> None:
     assert events.Scalars("eval/test_values/episode/looks")
 
 
-@pytest.mark.thorough
 def test_trackio_holds_every_figure_by_the_same_name(run: Path) -> None:
     pytest.importorskip("trackio", reason="needs trackio")
     from trackio.sqlite_storage import SQLiteStorage

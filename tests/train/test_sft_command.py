@@ -122,6 +122,7 @@ def test_a_chat_has_its_own_tools_in_its_prompt(config: Path, monkeypatch: pytes
     assert seen == [[tool], None]
 
 
+@pytest.mark.thorough
 @needs_fork
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_a_killed_stage_resumes_bit_for_bit(config: Path) -> None:
