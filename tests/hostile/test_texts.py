@@ -19,6 +19,7 @@ from text2sql_grpo.environment.tools import ExecutorBackend
 from text2sql_grpo.errors import ConfigError
 from text2sql_grpo.files import parse_yaml
 from text2sql_grpo.grading import Grader
+from text2sql_grpo.grading.mirror import as_sqlite
 from text2sql_grpo.grading.suite import TestSuite
 from text2sql_grpo.rewards import Answer, Judge, RewardMix
 from text2sql_grpo.sql import Limits, SQLExecutor
@@ -67,6 +68,10 @@ NESTS: dict[str, Callable[[int], str]] = {
     "windows": lambda n: "SELECT " + "sum(" * n + "1" + ") OVER (ORDER BY 1)" * n,
     "lambdas": lambda n: "SELECT f(" + "x -> f(" * n + "1" + ")" * n + ")",
     "joins": lambda n: "SELECT * FROM " + "(" * n + "t" + " JOIN u ON 1)" * n,
+    "largest values": lambda n: "SELECT " + "greatest(" * n + "1" + ", 2)" * n,
+    "distances": lambda n: "SELECT " + "date_diff('month', " * n + "a" + ", b)" * n,
+    "starts": lambda n: "SELECT " + "date_trunc('quarter', " * n + "a" + ")" * n,
+    "parts": lambda n: "SELECT " + "split_part(" * n + "a" + ", '@', 2)" * n,
     "open subqueries": lambda n: "SELECT (" * n,
     "open cases": lambda n: "SELECT " + "CASE WHEN " * n,
 }
@@ -148,7 +153,7 @@ def golds(*paths: Path) -> list[str]:
 
 def deep_texts() -> Iterator[tuple[str, str]]:
     for name, make in (NESTS | CHAINS).items():
-        for n in (30, 5_000):
+        for n in (5, 12, 30, 5_000):
             yield f"{name} {n}", make(n)
 
 
@@ -170,6 +175,8 @@ def read_all(text: str, dialect: str) -> None:
         assert query.steps <= MAX_STEPS
         write_query(query.tree, dialect)
         write_query(query.tree)
+    if dialect != "sqlite":
+        as_sqlite(text, dialect)
 
 
 @pytest.mark.parametrize("dialect", but_first_thorough(DIALECTS))

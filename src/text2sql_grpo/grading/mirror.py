@@ -55,6 +55,8 @@ _KINDS = {
 }
 _TIME_PARTS = {"YEAR": "%Y", "MONTH": "%m", "DAY": "%d", "HOUR": "%H", "MINUTE": "%M", "DOW": "%w"}
 _PART_CLASSES: dict[type[exp.Expr], str] = {exp.Year: "YEAR", exp.Month: "MONTH", exp.Day: "DAY"}
+MAX_COPIED = 8  # nodes of a function whose translation repeats its argument up to eight times
+MAX_COPIED_TWICE = 24  # nodes of one that repeats it once
 _TRUNCATED = (exp.TimestampTrunc, exp.DateTrunc)
 _COMPARISONS = (exp.EQ, exp.NEQ, exp.GT, exp.GTE, exp.LT, exp.LTE, exp.Between)
 _STARTS = {
@@ -215,7 +217,8 @@ def _in_sqlite(node: exp.Expr) -> exp.Expr:
         if step is not None:
             modifiers = map(exp.Literal.string, step.modifiers(1 if isinstance(node, exp.Add) else -1))
             return exp.func("DATETIME", node.this.transform(_in_sqlite), *modifiers)
-    if isinstance(node, exp.StartsWith | exp.Contains | exp.EndsWith | exp.Left | exp.Right | exp.DateDiff):
+    is_distance = isinstance(node, exp.DateDiff) and _is_short(node, MAX_COPIED_TWICE)
+    if is_distance or isinstance(node, exp.StartsWith | exp.Contains | exp.EndsWith | exp.Left | exp.Right):
         return _function_in_sqlite(
             node, node.this.transform(_in_sqlite), node.expression.transform(_in_sqlite)
         )
@@ -224,11 +227,9 @@ def _in_sqlite(node: exp.Expr) -> exp.Expr:
     ):
         found = node.this.transform(_in_sqlite).isin(*items, copy=False)
         return exp.not_(found, copy=False) if isinstance(node, exp.NEQ) else found
-    if isinstance(node, exp.SplitPart):
-        found = _part_of_text(
-            *(node.args[name].transform(_in_sqlite) for name in ("this", "delimiter", "part_index"))
-        )
-        return found or node
+    if isinstance(node, exp.SplitPart) and _is_short(node, MAX_COPIED):
+        parts = (node.args[name].transform(_in_sqlite) for name in ("this", "delimiter", "part_index"))
+        return _part_of_text(*parts) or node
     if isinstance(node, (*_TRUNCATED, *_COMPARISONS, exp.Extract)) and (found := _moment_in_sqlite(node)):
         return found
     part = _PART_CLASSES.get(type(node)) or (node.name.upper() if isinstance(node, exp.Extract) else "")
@@ -241,10 +242,10 @@ def _in_sqlite(node: exp.Expr) -> exp.Expr:
 def _moment_in_sqlite(node: exp.Expr) -> exp.Expr | None:
     """Start of a month or other unit, a comparison with one, or a part that SQLite lacks; None for others."""
     if isinstance(node, _TRUNCATED):
-        moment = node.this.transform(_in_sqlite)
         modifiers = _STARTS.get(node.text("unit").upper())
-        if modifiers is None:
+        if modifiers is None or not _is_short(node, MAX_COPIED):
             return None
+        moment = node.this.transform(_in_sqlite)
         changes: list[exp.Expr] = [exp.Literal.string(modifier) for modifier in modifiers]
         if node.text("unit").upper() == "QUARTER":
             months = -((_time_part("%m", moment) - 1) % 3)
@@ -284,8 +285,13 @@ def _part_of_text(text: exp.Expr, separator: exp.Expr, number: exp.Expr) -> exp.
         first = exp.func("SUBSTR", text.copy(), exp.Literal.number(1), place - 1)
         return exp.case().when(place.copy() > 0, first).else_(text.copy())
     rest = exp.func("SUBSTR", text.copy(), place + exp.func("LENGTH", separator.copy()))
-    second = _part_of_text(rest, separator, exp.Literal.number(1)) or rest
-    return exp.case().when(place.copy() > 0, second).else_(exp.Literal.string(""))
+    second = _part_of_text(rest, separator, exp.Literal.number(1))
+    return second and exp.case().when(place.copy() > 0, second).else_(exp.Literal.string(""))
+
+
+def _is_short(node: exp.Expr, most: int) -> bool:
+    """True for what may be copied: nested calls, each of which copies its argument, grow exponentially."""
+    return sum(1 for _ in node.walk()) <= most
 
 
 def _array_of(node: exp.Expr, is_all: bool) -> list[exp.Expr]:

@@ -31,6 +31,7 @@ MAX_CHARS = 100_000  # of a text with its comments; the executor refuses longer 
 MAX_PARSED_CHARS = 16_000  # without comments
 MAX_STEPS = 2_500  # of the parser, at 10 to 40 microseconds each
 MAX_WRITTEN_NODES = 1_000
+_REPEATED = (exp.Greatest, exp.Least)  # functions that SQLite lacks
 MAX_LEXEMES = 30_000  # with comments; about 2 microseconds each
 MAX_DIGITS = 400  # of a number; a longer one is beyond floats
 
@@ -118,10 +119,21 @@ def write_query(tree: exp.Expr, dialect: str = "sqlite") -> str | None:
     """
     if sum(1 for _ in islice(tree.walk(), MAX_WRITTEN_NODES + 1)) > MAX_WRITTEN_NODES:
         return None
+    if max(map(_n_written, tree.find_all(*_REPEATED)), default=0) > MAX_WRITTEN_NODES:
+        return None
     try:
         return tree.sql(dialect, comments=False, unsupported_level=ErrorLevel.IGNORE)
     except (SqlglotError, ValueError, RecursionError):
         return None
+
+
+def _n_written(node: exp.Expr | None) -> int:
+    """How often sqlglot may write an argument of GREATEST: once for each argument, of each one around it."""
+    n_written = 1
+    while node is not None:
+        n_written *= 1 + len(node.expressions) if isinstance(node, _REPEATED) else 1
+        node = node.parent
+    return n_written
 
 
 def generated_columns(create: str) -> dict[str, str]:
