@@ -508,7 +508,8 @@ class _Content:
         cells = [row[position] for row in rows]
         numbers = [cell for cell in cells if isinstance(cell, int | float) and abs(cell) < MAX_SUMMED]
         is_summed = (table.name, table.columns[position]) in self.gold.summed and not self.recipe.ties
-        if is_summed and numbers and position not in table.dates and self.rng.random() < 0.5:
+        is_amount = is_summed and position not in table.dates.keys() | table.booleans
+        if is_amount and numbers and self.rng.random() < 0.5:
             outlier = OUTLIER * max(numbers, key=abs)  # else the largest sum is that of the most rows
             self.rng.choice(rows)[position] = outlier
         if is_grouped:
