@@ -234,6 +234,7 @@ def test_a_run_folder_that_cannot_be_or_holds_other_things(
     assert os.listdir(other) == ["chapter.tex"]
 
 
+@pytest.mark.thorough
 def test_a_full_disk_is_one_message_and_earlier_files_stay(
     unlearned: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -306,6 +307,7 @@ def test_the_verb_warm_start_names_sft(capsys: pytest.CaptureFixture[str]) -> No
     assert "warm-start was removed: use sft" in capsys.readouterr().err
 
 
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 @needs_fork
 def test_ctrl_c_in_training_saves_a_checkpoint_and_prints_how_to_resume(

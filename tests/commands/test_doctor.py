@@ -70,6 +70,7 @@ def findings(config: Path, capsys: pytest.CaptureFixture[str], *options: str) ->
     return code, record["findings"]
 
 
+@pytest.mark.thorough
 def test_a_run_that_works(config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, found = findings(config, capsys)
 

@@ -46,6 +46,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, started_model: str) -> Path
     return folder
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "path",
     [

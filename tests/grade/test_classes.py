@@ -9,7 +9,6 @@ import pytest
 
 from benchmarks.grading_classes import Case, chosen, graded, made
 from tests.postgres_server import PostgresServer
-from tests.tiers import but_first_thorough
 from text2sql_grpo.grading.suite import TestSuite
 from text2sql_grpo.grading.verdict import Grader
 from text2sql_grpo.sql.executor import SQLExecutor
@@ -27,7 +26,8 @@ def some(engine: str) -> Iterator[Case]:
             yield case
 
 
-@pytest.mark.parametrize("engine", but_first_thorough(["sqlite", "duckdb", "postgresql"]))
+@pytest.mark.thorough
+@pytest.mark.parametrize("engine", ["sqlite", "duckdb", "postgresql"])
 def test_each_class_of_mistakes_is_refused_and_its_right_answers_are_paid(
     engine: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:

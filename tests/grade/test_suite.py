@@ -232,6 +232,7 @@ def test_some_golds_have_no_test_databases(shop: Path, suite: TestSuite, gold: s
     assert of(suite, shop, gold) == []
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("gold", "gap"),
     [

@@ -245,7 +245,8 @@ def alone(tmp_path_factory: pytest.TempPathFactory, started: dict[str, Any]) -> 
     return run
 
 
-@pytest.mark.parametrize("way", ["ddp", pytest.param("fsdp2", marks=pytest.mark.thorough), *DEEPSPEED])
+@pytest.mark.thorough
+@pytest.mark.parametrize("way", ["ddp", "fsdp2", *DEEPSPEED])
 @pytest.mark.parametrize("n_steps", [2, pytest.param(20, marks=pytest.mark.slow)])
 def test_two_processes_learn_what_one_learns(
     config: Path, tmp_path: Path, alone: Callable[[int], Path], way: str, n_steps: int

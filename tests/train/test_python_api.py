@@ -63,6 +63,7 @@ def test_the_program_of_the_docs_runs(model: str, repo_root: Path, own_cache: Pa
     assert {"adapter", "merged", "rollouts.jsonl"} <= {path.name for path in Path("runs/mine").iterdir()}
 
 
+@pytest.mark.thorough
 def test_the_program_of_the_readme_runs(model: str, repo_root: Path, own_cache: Path) -> None:
     page = (repo_root / "README.md").read_text(encoding="utf-8")
     [block] = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
