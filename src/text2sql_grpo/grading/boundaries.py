@@ -242,8 +242,8 @@ def _leave_out(base: DatabaseSample, connection: SmallDatabase, probe: Probe, rn
     """Delete rows that no row refers to, as long as one of the differences comes nearer to 0."""
 
     def nearest() -> float:
-        amounts = filter(_is_number, _amounts(connection, probe))
-        return min(map(abs, amounts), default=math.inf)
+        amounts = (row[-1] for row in _rows(connection, probe))
+        return min(map(abs, filter(_is_number, amounts)), default=math.inf)
 
     names = [name for name in probe.tables if name in base.tables]
     missed = nearest()
@@ -266,8 +266,8 @@ def _execute(connection: SmallDatabase, change: str, cells: Row) -> None:
         connection.execute(change, cells)
 
 
-def _amounts(connection: SmallDatabase, probe: Probe) -> list[Cell]:
-    return [row[-1] for row in run_gold(connection, probe.sql, max_steps=MAX_INSTRUCTIONS).rows]
+def _rows(connection: SmallDatabase, probe: Probe) -> Sequence[Row]:
+    return run_gold(connection, probe.sql, max_steps=MAX_INSTRUCTIONS).rows
 
 
 def _meet(connection: SmallDatabase, probe: Probe, cells: _Cells, rng: Random) -> bool:
@@ -278,48 +278,59 @@ def _meet(connection: SmallDatabase, probe: Probe, cells: _Cells, rng: Random) -
     connection.execute("SAVEPOINT cell_")
     with suppress(sqlite3.Error, OverflowError, ValueError):  # a constraint, no rowid, or out of range
         found = connection.execute(f"SELECT rowid, {', '.join(columns)} FROM {table}").fetchall()
-        rows = [(row, number) for row in found if (number := cells.start(row[1:])) is not None]
-        (key, *values), start = rng.choice(rows or [((None,), 0.0)])
-        amounts = enumerate(_amounts(connection, probe))
-        numbers = {place: amount for place, amount in amounts if _is_number(amount)}
-        rival = rng.choice(list(numbers)) if probe.is_ranked and numbers else None
-        if rival is not None and rng.random() < 0.5:
-            rival = max(numbers, key=numbers.__getitem__)
+        usable = [(row, number) for row in found if (number := cells.start(row[1:])) is not None]
+        (key, *values), start = rng.choice(usable or [((None,), 0.0)])
 
-        def differences(number: float) -> list[float | None]:
+        def rows_at(number: float) -> Sequence[Row]:
             _execute(connection, change, (*cells.written(values, number), key))
-            amounts = _amounts(connection, probe)
-            zero = 0 if rival is None else amounts[rival] if rival < len(amounts) else None
-            return [one - zero if _is_number(one) and _is_number(zero) else None for one in amounts]
+            return _rows(connection, probe)
 
-        solved = _solved(differences, start, rng)
-        if solved is not None and cells.may_be(solved):
-            differences(solved + rng.choice((0, 0, -1, 1)) * 10**-cells.n_digits)
-            met = True
+        before, after = rows_at(start), rows_at(start + 1)
+        pairs = enumerate(zip(before, after, strict=False))
+        changed = [place for place, (one, other) in pairs if one[-1] != other[-1]]
+        if changed and len(before) == len(after):
+            place = rng.choice(changed)
+            rival = _rival(before, place, rng) if probe.is_ranked else None
+
+            def difference(number: float) -> float | None:
+                rows = rows_at(number)
+                if max(place, rival or 0) >= len(rows):
+                    return None
+                amount, other = rows[place][-1], 0 if rival is None else rows[rival][-1]
+                return amount - other if _is_number(amount) and _is_number(other) else None
+
+            has_rival = rival is not None or not probe.is_ranked
+            solved = _solved(difference, start) if has_rival else None
+            if solved is not None and cells.may_be(solved):
+                rows_at(solved + rng.choice((0, 0, -1, 1)) * 10**-cells.n_digits)
+                met = True
     if not met:
         connection.execute("ROLLBACK TO cell_")
     connection.execute("RELEASE cell_")
     return met
 
 
-def _solved(
-    differences: Callable[[float], Sequence[float | None]], start: float, rng: Random
-) -> float | None:
-    """Value at which one of some differences is 0, by the secant method; None if none is found."""
-    before, after = differences(start), differences(start + 1)
-    pairs = enumerate(zip(before, after, strict=False))
-    changed = [place for place, (one, other) in pairs if None not in (one, other) and one != other]
-    if len(before) != len(after) or not changed:
-        return None
-    place = rng.choice(changed)
-    last, value = start, start + 1
-    low, high = before[place], after[place]
+def _rival(rows: Sequence[Row], place: int, rng: Random) -> int | None:
+    """Another group, one of the same city say if there is one, and half of the time that with the most."""
+    others = [other for other, row in enumerate(rows) if other != place and _is_number(row[-1])]
+    own = rows[place][:-1]
+    near = [n for n in others if any(one == other for one, other in zip(rows[n], own, strict=False))]
+    rivals = near or others
+    if rivals and rng.random() < 0.5:
+        return max(rivals, key=lambda other: float(rows[other][-1] or 0))
+    return rng.choice(rivals) if rivals else None
+
+
+def _solved(difference: Callable[[float], float | None], start: float) -> float | None:
+    """Number at which a difference is 0, by the secant method; None if none is found."""
+    last, number = start, start + 1
+    low, high = difference(last), difference(number)
     for _ in range(MAX_STEPS):
         if low is None or high is None or high in (0, low):
             break
-        last, value, low = value, value - high * (value - last) / (high - low), high
-        high = dict(enumerate(differences(value))).get(place)
-    return value if high is not None and abs(high) < NEAR else None
+        last, number, low = number, number - high * (number - last) / (high - low), high
+        high = difference(number)
+    return number if high is not None and abs(high) < NEAR else None
 
 
 def _is_number(value: Cell) -> TypeGuard[float]:
