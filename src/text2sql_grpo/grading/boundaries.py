@@ -44,7 +44,7 @@ class Probe:
         sql: Query with the amounts in its last column, by group or joined row.
         columns: Columns on which they depend.
         is_ranked: True if they are compared with each other, False if with 0: a left side less its right one.
-        is_counted: Whether they count rows.
+        is_counted: True if they count rows.
         tables: Tables whose rows they depend on.
     """
 
@@ -134,7 +134,7 @@ def _depends_on_rows(sides: Sequence[exp.Expr], query: GoldQuery) -> bool:
 
 
 def _columns(side: exp.Expr, query: GoldQuery) -> Iterator[ColumnRef]:
-    """Columns of tables in a side, and those of which a CTE or derived table computes its columns."""
+    """Columns of tables in a side, and those that a CTE or subquery computes its columns from."""
     named = list(side.find_all(exp.Column))
     known = query.columns_of
     yield from (known[id(column)] for column in named if id(column) in known)

@@ -54,7 +54,12 @@ _KINDS = {
     "TEXT": re.compile(r"VARCHAR|CHARACTER|CHAR|BPCHAR|TEXT|CITEXT"),
 }
 _TIME_PARTS = {"YEAR": "%Y", "MONTH": "%m", "DAY": "%d", "HOUR": "%H", "MINUTE": "%M", "DOW": "%w"}
-_PART_CLASSES: dict[type[exp.Expr], str] = {exp.Year: "YEAR", exp.Month: "MONTH", exp.Day: "DAY"}
+_PART_CLASSES: dict[type[exp.Expr], str] = {
+    exp.Year: "YEAR",
+    exp.Month: "MONTH",
+    exp.Day: "DAY",
+    exp.Quarter: "QUARTER",
+}
 MAX_COPIED = 8  # nodes of a function whose translation repeats its argument up to eight times
 MAX_COPIED_TWICE = 24  # nodes of one that repeats it once
 _TRUNCATED = (exp.TimestampTrunc, exp.DateTrunc)
@@ -182,10 +187,10 @@ def as_sqlite(sql: str, dialect: str) -> str | None:
     for part in tree.find_all(exp.Table, exp.Column):
         part.set("db", None)
         part.set("catalog", None)
-    for group in tree.find_all(exp.Group):
+    for group in list(tree.find_all(exp.Group)):
         if group.args.get("all") and isinstance(group.parent, exp.Select):
             keys = [n for n, made in enumerate(group.parent.selects, 1) if not made.find(exp.AggFunc)]
-            group.replace(exp.Group(expressions=list(map(exp.Literal.number, keys))))
+            group.replace(exp.Group(expressions=list(map(exp.Literal.number, keys))) if keys else None)
     try:
         return write_query(tree.transform(_in_sqlite, copy=False))
     except (SqlglotError, ValueError, RecursionError):
@@ -233,9 +238,12 @@ def _in_sqlite(node: exp.Expr) -> exp.Expr:
     if isinstance(node, (*_TRUNCATED, *_COMPARISONS, exp.Extract)) and (found := _moment_in_sqlite(node)):
         return found
     part = _PART_CLASSES.get(type(node)) or (node.name.upper() if isinstance(node, exp.Extract) else "")
-    if part in _TIME_PARTS:
-        moment = node.expression if isinstance(node, exp.Extract) else node.this
-        return _time_part(_TIME_PARTS[part], moment)
+    if part in _TIME_PARTS or part == "QUARTER":
+        moment = (node.expression if isinstance(node, exp.Extract) else node.this).transform(_in_sqlite)
+        if part != "QUARTER":
+            return _time_part(_TIME_PARTS[part], moment)
+        months = exp.paren(_time_part("%m", moment) + 2)
+        return exp.paren(exp.Div(this=months, expression=exp.Literal.number(3), typed=True))
     return node
 
 
@@ -264,12 +272,6 @@ def _moment_in_sqlite(node: exp.Expr) -> exp.Expr | None:
             side.replace(exp.func("DATETIME", side.transform(_in_sqlite)))
         return node
     part, moment = node.name.upper(), node.expression
-    if part == "QUARTER":
-        return exp.paren(
-            exp.Div(
-                this=exp.paren(_time_part("%m", moment) + 2), expression=exp.Literal.number(3), typed=True
-            )
-        )
     if part == "EPOCH" and isinstance(moment, exp.Sub):
         last, first = (side.transform(_in_sqlite) for side in (moment.this, moment.expression))
         return exp.paren(_time_part("%s", last) - _time_part("%s", first))

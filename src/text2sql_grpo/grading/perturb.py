@@ -232,10 +232,9 @@ class _Content:
             exact, near = exact + matching, near + beside
         if column in self.gold.divided:  # a remainder is no value of its column
             near = _keeping_sign(near, alike)
-        if refused := self._refused(
-            table, position, {*exact, *near} - {*_keeping_sign([*exact, *near], alike)}
-        ):
-            exact, near = ([value for value in some if value not in refused] for some in (exact, near))
+        doubtful = {*exact, *near} - {*_keeping_sign([*exact, *near], alike)}
+        refused = self._refused(table, position, doubtful)
+        exact, near = ([value for value in some if value not in refused] for some in (exact, near))
         fractions = sorted({value for value in exact if isinstance(value, float)})
         exact += [(low + high) / 2 for low, high in pairwise(fractions)]  # also apart in single precision
         exact += [first + last for first, last in permutations(dict.fromkeys(cores[:MAX_CORES]), 2)]
@@ -533,7 +532,7 @@ class _Content:
                 row[position] = f"{start}{sign}{part!s}" if is_end else f"{part!s}{sign}{end}"
 
     def _respell(self, table: TableSample, position: int, rows: list[list[Cell]]) -> None:
-        """Some texts in the other case, or with a blank, where the query takes them as the same."""
+        """Give some texts the other case, or a blank, where the query takes them as the same."""
         column = (table.name, table.columns[position])
         for row in self.rng.sample(rows, len(rows) // 4):
             value = row[position]

@@ -49,6 +49,7 @@ ROWS_DRAWN = (3, 16, 48, 96)  # where databases are few, as SQLite cannot run th
 ALIKE_EVERY = 4  # each fourth of these meets the queries' conditions, too
 ROWS_FOR_ANSWER = (1, 8, 16, 24)  # of a table that a query reads, before groups need more
 
+# Fields of a gold query to which an answer adds nothing.
 OF_GOLD_ALONE = {"tree", "columns_of", "missing", "trimmed", "cased", "tied"}
 
 NO_CANDIDATE = "no test database: in all tries the gold query failed or depended on row order"
