@@ -8,7 +8,6 @@ import pytest
 
 from tests.databases import make_shop
 from text2sql_grpo.grading.gold_query import GoldQuery, read_gold
-from text2sql_grpo.grading.mirror import as_sqlite
 from text2sql_grpo.grading.near_values import (
     MAX_READ,
     common_parts,
@@ -18,6 +17,7 @@ from text2sql_grpo.grading.near_values import (
     reshaped,
 )
 from text2sql_grpo.grading.nested import draw_nested, read_nested
+from text2sql_grpo.grading.translation import as_sqlite
 from text2sql_grpo.sql.schema import read_schema
 
 
@@ -94,7 +94,7 @@ def test_an_underscore_inside_of_a_word_stands_for_itself() -> None:
 def test_functions_on_texts_are_run_by_the_mirror() -> None:
     query = "SELECT left(a, 2), right(a, 3) FROM t WHERE starts_with(a, 'x') AND contains(a, 'y')"
     assert as_sqlite(query, "duckdb") == (
-        "SELECT SUBSTRING(a, 1, 2), SUBSTRING(a, -3) FROM t WHERE INSTR(a, 'x') = 1 AND INSTR(a, 'y') > 0"
+        "SELECT SUBSTRING(a, 1, 2), SUBSTRING(a, -3) FROM t WHERE (INSTR(a, 'x') = 1) AND (INSTR(a, 'y') > 0)"
     )
 
 

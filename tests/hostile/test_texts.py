@@ -19,8 +19,8 @@ from text2sql_grpo.environment.tools import ExecutorBackend
 from text2sql_grpo.errors import ConfigError
 from text2sql_grpo.files import parse_yaml
 from text2sql_grpo.grading import Grader
-from text2sql_grpo.grading.mirror import as_sqlite
 from text2sql_grpo.grading.suite import TestSuite
+from text2sql_grpo.grading.translation import as_sqlite
 from text2sql_grpo.rewards import Answer, Judge, RewardMix
 from text2sql_grpo.sql import Limits, SQLExecutor
 from text2sql_grpo.sql.hidden import hide

@@ -13,11 +13,11 @@ from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
 from sqlglot import exp
-from sqlglot.errors import SqlglotError
 
 from text2sql_grpo.errors import DataError
 from text2sql_grpo.files import draft, prune_once
@@ -32,7 +32,7 @@ from text2sql_grpo.grading.base_sample import (
 from text2sql_grpo.grading.gold_result import GoldResult
 from text2sql_grpo.grading.materialise import materialise, regular_expressions_in
 from text2sql_grpo.grading.nested import read_nested
-from text2sql_grpo.grading.time_steps import read_step
+from text2sql_grpo.grading.translation import as_sqlite, plain_value
 from text2sql_grpo.sql.address import Database, parse_address
 from text2sql_grpo.sql.executor import SQLExecutor
 from text2sql_grpo.sql.outcome import Cell, Limits, Row
@@ -53,28 +53,9 @@ _KINDS = {
     "TIMESTAMP": re.compile(r"TIMESTAMP\w*"),
     "TEXT": re.compile(r"VARCHAR|CHARACTER|CHAR|BPCHAR|TEXT|CITEXT"),
 }
-_TIME_PARTS = {"YEAR": "%Y", "MONTH": "%m", "DAY": "%d", "HOUR": "%H", "MINUTE": "%M", "DOW": "%w"}
-_PART_CLASSES: dict[type[exp.Expr], str] = {
-    exp.Year: "YEAR",
-    exp.Month: "MONTH",
-    exp.Day: "DAY",
-    exp.Quarter: "QUARTER",
-}
-MAX_COPIED = 8  # nodes of a function whose translation repeats its argument up to eight times
-MAX_COPIED_TWICE = 24  # nodes of one that repeats it once
-_TRUNCATED = (exp.TimestampTrunc, exp.DateTrunc)
-_COMPARISONS = (exp.EQ, exp.NEQ, exp.GT, exp.GTE, exp.LT, exp.LTE, exp.Between)
-_STARTS = {
-    "YEAR": ["start of year"],
-    "QUARTER": ["start of month"],
-    "MONTH": ["start of month"],
-    "WEEK": ["start of day", "weekday 0", "-6 days"],
-    "DAY": ["start of day"],
-}
-_SECONDS = {"SECOND": 1, "MINUTE": 60, "HOUR": 3_600, "DAY": 86_400}
-_DAYS = (exp.DataType.Type.DATE, *exp.DataType.TEMPORAL_TYPES)
-_KNOWN_TYPES = (*exp.DataType.NUMERIC_TYPES, *exp.DataType.TEXT_TYPES, exp.DataType.Type.BOOLEAN)
+_KIND_NAMES = {"DATE": "date", "TIMESTAMP": "moment", "INTEGER": "number", "REAL": "number"}
 _NESTED = re.compile(r".*\]|(JSON|STRUCT|MAP|UNION|BLOB|BYTEA|XML|TSVECTOR|INTERVAL).*", re.I | re.S)
+_DIGITS = re.compile(r"(?<=DECIMAL|NUMERIC)\(\d+, ?\d+\)", re.IGNORECASE)
 _OFFSET = re.compile(r"[+-]\d\d$")
 
 
@@ -149,10 +130,19 @@ class Mirror:
         """Tables that it has."""
         return tuple(table for table in self.schema.tables if table.name.lower() not in self.gaps)
 
+    def in_sqlite(self, sql: str) -> str | None:
+        """Query in the mirror's SQL; None if it cannot be written."""
+        return as_sqlite(sql, self.dialect, self.kinds)
+
+    @cached_property
+    def kinds(self) -> dict[str, str]:
+        """What columns hold; see `kinds_of`."""
+        return kinds_of(self.schema)
+
     def with_plain_values(self, sql: str) -> str:
         """Query in the database's SQL whose dates, intervals and labels are texts, as in the mirror."""
         tree = read_query(sql, self.dialect).tree
-        plain = write_query(tree.transform(_plain_value, copy=False), self.dialect) if tree else None
+        plain = write_query(tree.transform(plain_value, copy=False), self.dialect) if tree else None
         return plain or sql
 
     def gap_of(self, sql: str) -> str:
@@ -165,179 +155,13 @@ class Mirror:
         return ""
 
 
-def as_sqlite(sql: str, dialect: str) -> str | None:
-    """Query in SQLite's SQL, for the mirror; None if sqlglot cannot parse it.
-
-    Namespaces are dropped, and a date is its text, as is a literal of a type that SQLite lacks.
-
-    >>> as_sqlite("SELECT a FROM sales.t WHERE d >= DATE '2020-01-31' AND EXTRACT(YEAR FROM d) = 2020", "duckdb")
-    "SELECT a FROM t WHERE d >= '2020-01-31' AND CAST(STRFTIME('%Y', d) AS INTEGER) = 2020"
-    >>> as_sqlite("SELECT a FROM t WHERE i > INTERVAL '10 hours' AND m = 'sad'::mood", "postgres")
-    "SELECT a FROM t WHERE i > '10 HOURS' AND m = 'sad'"
-    >>> as_sqlite("SELECT a FROM t WHERE (b = ANY (ARRAY[1, 2])) AND c <> ALL (ARRAY['x'])", "postgres")
-    "SELECT a FROM t WHERE (b IN (1, 2)) AND NOT c IN ('x')"
-    >>> as_sqlite("SELECT a FROM t WHERE d < DATE '2020-01-31' - INTERVAL '1 month'", "postgres")
-    "SELECT a FROM t WHERE d < DATETIME('2020-01-31', '-1 MONTHS')"
-    >>> as_sqlite("SELECT EXTRACT(QUARTER FROM d), SPLIT_PART(s, '@', 1) FROM t", "postgres")
-    "SELECT ((CAST(STRFTIME('%m', d) AS INTEGER) + 2) / 3), CASE WHEN INSTR(s, '@') > 0 THEN SUBSTRING(s, 1, INSTR(s, '@') - 1) ELSE s END FROM t"
-    """  # noqa: E501 (an example)
-    tree = read_query(sql, dialect).tree
-    if not isinstance(tree, exp.Query):
-        return None
-    for part in tree.find_all(exp.Table, exp.Column):
-        part.set("db", None)
-        part.set("catalog", None)
-    for group in list(tree.find_all(exp.Group)):
-        if group.args.get("all") and isinstance(group.parent, exp.Select):
-            keys = [n for n, made in enumerate(group.parent.selects, 1) if not made.find(exp.AggFunc)]
-            group.replace(exp.Group(expressions=list(map(exp.Literal.number, keys))) if keys else None)
-    try:
-        return write_query(tree.transform(_in_sqlite, copy=False))
-    except (SqlglotError, ValueError, RecursionError):
-        return None
-
-
-def _plain_value(node: exp.Expr) -> exp.Expr:
-    """Literal of a type that SQLite lacks, as its text."""
-    if not isinstance(node.this, exp.Literal):
-        return node
-    if isinstance(node, exp.Cast) and node.to.this in _DAYS:
-        return node.this
-    if isinstance(node.parent, exp.Predicate):
-        if isinstance(node, exp.Interval):
-            return exp.Literal.string(f"{node.name} {node.text('unit')}")
-        if isinstance(node, exp.Cast) and not node.is_type(*_KNOWN_TYPES):
-            return exp.Literal.string(node.name)
-    return node
-
-
-def _in_sqlite(node: exp.Expr) -> exp.Expr:
-    plain = _plain_value(node)
-    if plain is not node:
-        return plain
-    if isinstance(node, exp.Cast) and node.to.this in _DAYS:
-        return exp.func("DATE" if node.is_type("date") else "DATETIME", node.this.transform(_in_sqlite))
-    if isinstance(node, exp.Add | exp.Sub) and isinstance(node.expression, exp.Interval):
-        step = read_step(f"{node.expression.name} {node.expression.text('unit')}")
-        if step is not None:
-            modifiers = map(exp.Literal.string, step.modifiers(1 if isinstance(node, exp.Add) else -1))
-            return exp.func("DATETIME", node.this.transform(_in_sqlite), *modifiers)
-    is_distance = isinstance(node, exp.DateDiff) and _is_short(node, MAX_COPIED_TWICE)
-    if is_distance or isinstance(node, exp.StartsWith | exp.Contains | exp.EndsWith | exp.Left | exp.Right):
-        return _function_in_sqlite(
-            node, node.this.transform(_in_sqlite), node.expression.transform(_in_sqlite)
-        )
-    if isinstance(node, exp.EQ | exp.NEQ) and (
-        items := _array_of(node.expression, isinstance(node, exp.NEQ))
-    ):
-        found = node.this.transform(_in_sqlite).isin(*items, copy=False)
-        return exp.not_(found, copy=False) if isinstance(node, exp.NEQ) else found
-    if isinstance(node, exp.SplitPart) and _is_short(node, MAX_COPIED):
-        parts = (node.args[name].transform(_in_sqlite) for name in ("this", "delimiter", "part_index"))
-        return _part_of_text(*parts) or node
-    if isinstance(node, (*_TRUNCATED, *_COMPARISONS, exp.Extract)) and (found := _moment_in_sqlite(node)):
-        return found
-    part = _PART_CLASSES.get(type(node)) or (node.name.upper() if isinstance(node, exp.Extract) else "")
-    if part in _TIME_PARTS or part == "QUARTER":
-        moment = (node.expression if isinstance(node, exp.Extract) else node.this).transform(_in_sqlite)
-        if part != "QUARTER":
-            return _time_part(_TIME_PARTS[part], moment)
-        months = exp.paren(_time_part("%m", moment) + 2)
-        return exp.paren(exp.Div(this=months, expression=exp.Literal.number(3), typed=True))
-    return node
-
-
-def _moment_in_sqlite(node: exp.Expr) -> exp.Expr | None:
-    """Start of a month or other unit, a comparison with one, or a part that SQLite lacks; None for others."""
-    if isinstance(node, _TRUNCATED):
-        modifiers = _STARTS.get(node.text("unit").upper())
-        if modifiers is None or not _is_short(node, MAX_COPIED):
-            return None
-        moment = node.this.transform(_in_sqlite)
-        changes: list[exp.Expr] = [exp.Literal.string(modifier) for modifier in modifiers]
-        if node.text("unit").upper() == "QUARTER":
-            months = -((_time_part("%m", moment) - 1) % 3)
-            changes.append(exp.DPipe(this=exp.paren(months), expression=exp.Literal.string(" months")))
-        is_date = exp.func("LENGTH", moment.copy()).eq(10)
-        day, time = (
-            exp.Anonymous(this=name, expressions=[moment.copy(), *(change.copy() for change in changes)])
-            for name in ("DATE", "DATETIME")
-        )
-        return exp.case().when(is_date, day).else_(time)
-    if isinstance(node, _COMPARISONS):
-        sides = [node.args.get(name) for name in ("this", "expression", "low", "high")]
-        if not any(isinstance(side, _TRUNCATED) for side in sides):
-            return None
-        for side in (side for side in sides if isinstance(side, exp.Expr)):
-            side.replace(exp.func("DATETIME", side.transform(_in_sqlite)))
-        return node
-    part, moment = node.name.upper(), node.expression
-    if part == "EPOCH" and isinstance(moment, exp.Sub):
-        last, first = (side.transform(_in_sqlite) for side in (moment.this, moment.expression))
-        return exp.paren(_time_part("%s", last) - _time_part("%s", first))
-    return None
-
-
-def _part_of_text(text: exp.Expr, separator: exp.Expr, number: exp.Expr) -> exp.Expr | None:
-    """The first or second part of a text between separators; None for a later one."""
-    if not isinstance(number, exp.Literal) or number.name not in ("1", "2"):
-        return None
-    place = exp.func("INSTR", text.copy(), separator.copy())
-    if number.name == "1":
-        first = exp.func("SUBSTR", text.copy(), exp.Literal.number(1), place - 1)
-        return exp.case().when(place.copy() > 0, first).else_(text.copy())
-    rest = exp.func("SUBSTR", text.copy(), place + exp.func("LENGTH", separator.copy()))
-    second = _part_of_text(rest, separator, exp.Literal.number(1))
-    return second and exp.case().when(place.copy() > 0, second).else_(exp.Literal.string(""))
-
-
-def _is_short(node: exp.Expr, most: int) -> bool:
-    """True for what may be copied: nested calls, each of which copies its argument, grow exponentially."""
-    return sum(1 for _ in node.walk()) <= most
-
-
-def _array_of(node: exp.Expr, is_all: bool) -> list[exp.Expr]:
-    """Items of `ANY (ARRAY[..])`, or `ALL` of it, as PostgreSQL writes an IN of a CHECK."""
-    is_function = isinstance(node, exp.Anonymous) and node.name.upper() == "ALL"
-    if not (isinstance(node, exp.All) or is_function if is_all else isinstance(node, exp.Any)):
-        return []
-    inner = node.expressions[0] if is_function else node.this
-    while isinstance(inner, exp.Paren | exp.Cast):
-        inner = inner.this
-    return inner.expressions if isinstance(inner, exp.Array) else []
-
-
-def _function_in_sqlite(node: exp.Expr, this: exp.Expr, other: exp.Expr) -> exp.Expr:
-    """Function of two arguments that SQLite lacks, of its translated arguments."""
-    if isinstance(node, exp.StartsWith):
-        return exp.func("INSTR", this, other).eq(1)
-    if isinstance(node, exp.Contains):
-        return exp.func("INSTR", this, other) > 0
-    if isinstance(node, exp.EndsWith):
-        return exp.func("SUBSTR", this, -exp.func("LENGTH", other)).eq(other)
-    if isinstance(node, exp.Left):
-        return exp.func("SUBSTR", this, exp.Literal.number(1), other)
-    if isinstance(node, exp.Right):
-        return exp.func("SUBSTR", this, -other)
-    last, first = (_parts_until(moment, node.text("unit").upper()) for moment in (this, other))
-    if node.args.get("date_part_boundary") and last and first:
-        return exp.paren(last - first)
-    return node
-
-
-def _parts_until(moment: exp.Expr, unit: str) -> exp.Expr | None:
-    """Number of a moment's minute, day, month, .. among all; None for another unit."""
-    found: exp.Expr
-    if unit in _SECONDS:
-        found = _time_part("%s", moment)
-        return exp.Div(this=found, expression=exp.Literal.number(_SECONDS[unit]), typed=True)
-    if unit == "YEAR":
-        return _time_part("%Y", moment)
-    return _time_part("%Y", moment) * 12 + _time_part("%m", moment) if unit == "MONTH" else None
-
-
-def _time_part(form: str, moment: exp.Expr) -> exp.Expr:
-    return exp.cast(exp.func("STRFTIME", exp.Literal.string(form), moment.copy()), "INTEGER")
+def kinds_of(schema: Schema) -> dict[str, str]:
+    """What columns of a name in lower case hold, for `as_sqlite`, where all of the name hold the same."""
+    found = defaultdict[str, set[str]](set)
+    for column in (column for table in schema.tables for column in table.columns):
+        is_time = column.cast_type.upper().split()[:1] == ["TIME"]
+        found[column.name.lower()].add("time" if is_time else _KIND_NAMES.get(mirror_type(column), ""))
+    return {name: next(iter(kinds)) for name, kinds in found.items() if len(kinds) == 1}
 
 
 def build_mirror(
@@ -370,7 +194,7 @@ def build_mirror(
             replace(t, columns=tuple(c for c in t.columns if not c.is_generated)) for t in schema.tables
         )
         schema = replace(schema, tables=tuple(stored))
-    names = [table.name.lower() for table in schema.tables]
+    names, kinds = [table.name.lower() for table in schema.tables], kinds_of(schema)
     gaps = {name.lower(): reason for name, reason in catalogue.gaps}
     gaps |= {name: "several tables have this name" for name in names if names.count(name) > 1}
     samples, rows = [], {}
@@ -406,15 +230,16 @@ def build_mirror(
     ]
     by_name = {table.name: table for table in schema.tables}
     statements = []
-    checks = _checks(catalogue)
+    checks = _checks(catalogue, kinds)
     for one in samples:
-        create = _create(one, by_name[one.name].columns, computed.get(one.name, ()), catalogue.dialect)
+        table, added = by_name[one.name], computed.get(one.name, ())
+        create = _create(one, table.columns, added, catalogue.dialect, kinds)
         own = checks.get(one.name, ())
         statements.append(Statement(_with_checks(create, own, rows[one.name], one), one.name))
     statements += [
         Statement(f"CREATE VIEW {quoted(name)} AS {query}", view=name)
         for name, text in catalogue.views
-        if name.lower() not in {*names, *gaps} and (query := as_sqlite(text, catalogue.dialect))
+        if name.lower() not in {*names, *gaps} and (query := as_sqlite(text, catalogue.dialect, kinds))
     ]
     base = DatabaseSample(schema, tuple(statements), {}, parents_first(samples))
     digest = hashlib.sha256(repr((statements, rows)).encode("utf-8", "surrogatepass")).hexdigest()[:32]
@@ -485,15 +310,24 @@ def _check_text_forms(executor: SQLExecutor, database: Database, table: Table) -
             raise DataError(f"column {column.name} of type {column.type} is not read back from its text")
 
 
-def _create(sample: TableSample, columns: Sequence[Column], computed: Sequence[Column], dialect: str) -> str:
+def _create(
+    sample: TableSample,
+    columns: Sequence[Column],
+    computed: Sequence[Column],
+    dialect: str,
+    kinds: dict[str, str],
+) -> str:
     """CREATE TABLE of a table of the mirror, without generated columns that SQLite cannot compute."""
     parts = []
     for column in columns:
-        kind = mirror_type(column).replace("OPAQUE", "TEXT")
-        parts.append(f"{quoted(column.name)} {kind}{'' if column.accepts_null else ' NOT NULL'}")
+        digits = _DIGITS.search(column.cast_type)
+        kind = mirror_type(column).replace("OPAQUE", "TEXT") + (digits.group() if digits else "")
+        labels = ", ".join(exp.Literal.string(label).sql() for label in column.labels)
+        check = f" CHECK ({quoted(column.name)} IN ({labels}))" if labels else ""
+        parts.append(f"{quoted(column.name)} {kind}{'' if column.accepts_null else ' NOT NULL'}{check}")
     with closing(sqlite3.connect(":memory:")) as connection:
         for column in computed:
-            query = as_sqlite(f"SELECT {column.expression}", dialect)
+            query = as_sqlite(f"SELECT {column.expression}", dialect, kinds)
             part = f"{quoted(column.name)} AS ({query.removeprefix('SELECT ')})" if query else ""
             with suppress(sqlite3.Error):
                 connection.execute(f"CREATE TABLE t{len(parts)} ({', '.join([*parts, part])})")
@@ -509,14 +343,14 @@ def _create(sample: TableSample, columns: Sequence[Column], computed: Sequence[C
     return f"CREATE TABLE {quoted(sample.name)} ({', '.join(parts)})"
 
 
-def _checks(catalogue: Catalogue) -> dict[str, list[str]]:
+def _checks(catalogue: Catalogue, kinds: dict[str, str]) -> dict[str, list[str]]:
     """CHECKs in SQLite's SQL, by the name of their table; the mirror has one table of a name at most."""
     found = defaultdict[str, list[str]](list)
     for statement in catalogue.script:
         tree = read_query(statement, catalogue.dialect).tree if "CHECK" in statement.upper() else None
         table = tree.find(exp.Table) if isinstance(tree, exp.Create | exp.Alter) else None
         for check in tree.find_all(exp.CheckColumnConstraint) if tree and table else ():
-            query = as_sqlite(f"SELECT {check.this.sql(catalogue.dialect)}", catalogue.dialect)
+            query = as_sqlite(f"SELECT {check.this.sql(catalogue.dialect)}", catalogue.dialect, kinds)
             if table and query:
                 found[table.name].append(query.removeprefix("SELECT "))
     return found
@@ -647,7 +481,7 @@ class Translator:
         """Translate a query of the database to SQLite; None if it returns something else there."""
         if self._schema is None:
             return sql
-        found = as_sqlite(sql, self._dialect)
+        found = as_sqlite(sql, self._dialect, kinds_of(self._schema))
         return found if found and self._agree(sql, found) else None
 
     def _agree(self, native: str, sql: str) -> bool:
