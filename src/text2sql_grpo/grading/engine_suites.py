@@ -4,7 +4,7 @@ The gold query is checked again on each copy, and only results of the engine dec
 """
 
 import tempfile
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, suppress
 from itertools import chain, islice
 from pathlib import Path
@@ -18,7 +18,7 @@ from text2sql_grpo.grading.copies import CopyEngine
 from text2sql_grpo.grading.gold_query import why_unread
 from text2sql_grpo.grading.gold_result import GoldResult, with_ties_decided
 from text2sql_grpo.grading.materialise import materialise
-from text2sql_grpo.grading.mirror import Mirror, as_sqlite, build_mirror
+from text2sql_grpo.grading.mirror import Mirror, build_mirror
 from text2sql_grpo.grading.search import (
     FAILED,
     NO_CANDIDATE,
@@ -35,8 +35,10 @@ from text2sql_grpo.sql.outcome import ExecutionOutcome, Limits
 from text2sql_grpo.sql.query import read_query
 from text2sql_grpo.sql.schema import read_schema
 
-N_CONFIRMED = 12  # databases of the mirror that refute an answer are tried on the engine
-N_DRAWN = 24  # databases are drawn where SQLite cannot run the gold query
+N_CONFIRMED = (
+    12  # databases of the mirror that refute an answer are tried on the engine, if it means the same
+)
+N_DRAWN = 24  # databases at least are tried where it means something else, or SQLite cannot run the queries
 
 
 class EngineSuites:
@@ -125,7 +127,7 @@ class EngineSuites:
             search: Finds the test databases of a query on a SQLite file, the mirror.
         """
         engine, mirror = self.engine(database), self.mirror(database)
-        query = as_sqlite(gold_sql, mirror.dialect)
+        query = mirror.in_sqlite(gold_sql)
         if query is None:
             return Suite(gap=why_unread(gold_sql, mirror.dialect))
         if gap := mirror.gap_of(gold_sql):
@@ -162,16 +164,20 @@ class EngineSuites:
     def is_refuted(self, database: Database, gold_sql: str, answer_sql: str) -> bool:
         """True if an answer has another result than its gold query on a copy of a random database."""
         mirror = self.mirror(database)
-        gold, answer = (as_sqlite(sql, mirror.dialect) or sql for sql in (gold_sql, answer_sql))
+        gold, answer = (mirror.in_sqlite(sql) or sql for sql in (gold_sql, answer_sql))
         native = Native(mirror.dialect, *map(mirror.with_plain_values, (gold_sql, answer_sql)))
+        is_alike = self._is_alike(mirror, database, gold_sql, gold, answer)
+        n_tried = 0
         with new_folder(self._scratch) as folder:
-            paths: Iterable[Path] = self._drawn(mirror, native)
-            if self._is_alike(mirror, database, gold_sql, gold, answer):
-                base = sample_of(mirror.path, fingerprint(mirror.path))
-                found = self._counterexamples(mirror.path, base, gold, answer, Path(folder), native=native)
-                with suppress(NoCandidateError), closing(found):
-                    paths = list(islice(found, N_CONFIRMED))
-            return any(self._is_confirmed(path, mirror, database, gold_sql, answer_sql) for path in paths)
+            base = sample_of(mirror.path, fingerprint(mirror.path))
+            found = self._counterexamples(mirror.path, base, gold, answer, Path(folder), native=native)
+            with suppress(NoCandidateError), closing(found):
+                for path in islice(found, N_CONFIRMED if is_alike else None):
+                    n_tried += 1
+                    if self._is_confirmed(path, mirror, database, gold_sql, answer_sql):
+                        return True
+        drawn = () if is_alike else islice(self._drawn(mirror, native), max(0, N_DRAWN - n_tried))
+        return any(self._is_confirmed(path, mirror, database, gold_sql, answer_sql) for path in drawn)
 
     def _is_alike(self, mirror: Mirror, database: Database, gold_sql: str, *translated: str) -> bool:
         """True if translated queries return on the mirror what the gold query returns on the database.
