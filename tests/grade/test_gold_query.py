@@ -106,6 +106,20 @@ def test_literals_go_to_their_columns_and_counts_to_group_sizes(schema: Schema) 
     assert gold.grouped == {("visit", "kind")}
 
 
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "SELECT substr(kind, 1, 2), count(*) FROM visit GROUP BY 1",
+        "SELECT substr(kind, 1, 2) AS start, count(*) FROM visit GROUP BY start",
+        "WITH s AS (SELECT substr(kind, 1, 2) AS start FROM visit) SELECT start FROM s GROUP BY start",
+        "SELECT count(*) OVER (PARTITION BY start) FROM (SELECT substr(kind, 1, 2) AS start FROM visit)",
+        "SELECT count(DISTINCT kind) FROM visit",
+    ],
+)
+def test_groups_are_read_by_place_by_name_and_from_subqueries(sql: str, schema: Schema) -> None:
+    assert read(sql, schema).grouped == {("visit", "kind")}
+
+
 def test_arguments_of_functions_are_no_values_of_a_column_and_constants_are_computed(schema: Schema) -> None:
     gold = read(
         "SELECT code FROM person WHERE strftime('%Y', joined) = '1997' AND substr(joined, 1, 4) <> '1998' "

@@ -83,7 +83,7 @@ class GoldQuery:
         expressions: Regular expressions that it searches a column's texts for.
         links: Pairs of columns that are compared, or paired by a set operation.
         opposed: Pairs of columns of a row of which one is asked to be the larger.
-        grouped: Columns of its GROUP BYs and PARTITION BYs.
+        grouped: Columns of its GROUP BYs, PARTITION BYs and COUNT(DISTINCT)s.
         ranks_groups: True if it ranks groups, or takes the first of them.
         group_sizes: Integers that a count or a rank is compared with, its LIMITs, and the sizes of its window
             frames.
@@ -178,14 +178,14 @@ def read_gold(
             expressions[column].append(expression)
     grouped = [
         key
-        for part in tree.find_all(exp.Group, exp.Window)
+        for part in compared.find_all(exp.Group, exp.Window, exp.Distinct)
         for key in (part.args.get("partition_by") or [] if isinstance(part, exp.Window) else [part])
     ]
     outside = (node for node in tree.find_all(exp.Literal) if not isinstance(node.parent, exp.Bracket))
     before_last = [key for order in tree.find_all(exp.Order) for key in order.expressions[:-1]]
     sums = [
         node
-        for node in tree.find_all(exp.Sum, exp.Avg, exp.Anonymous)
+        for node in compared.find_all(exp.Sum, exp.Avg, exp.Anonymous)
         if not isinstance(node, exp.Anonymous) or node.name.upper() == "TOTAL"
     ]
     return GoldQuery(
@@ -199,7 +199,7 @@ def read_gold(
         expressions={column: tuple(dict.fromkeys(found)) for column, found in expressions.items()},
         links=tuple(_links(tree, columns_of)),
         opposed=frozenset(_opposed(compared, columns_compared)),
-        grouped=_columns_in(grouped, columns_of),
+        grouped=_columns_in(grouped, columns_compared),
         ranks_groups=tree.find(exp.Group) is not None and tree.find(*_RANKS) is not None,
         group_sizes=tuple(dict.fromkeys(group_sizes)),
         identifying=frozenset(_identifying(tree, columns_of, declared)),
@@ -207,7 +207,7 @@ def read_gold(
         is_recursive=any(part.args.get("recursive") for part in tree.find_all(exp.With)),
         missing=frozenset(_missing(tree, columns_of)),
         denied=frozenset(_denied(compared, columns_compared)),
-        summed=_columns_in(sums, columns_of),
+        summed=_columns_in(sums, columns_compared),
         divided=_columns_in(tree.find_all(exp.Mod), columns_of),
         cut=_columns_in(tree.find_all(*_CUT), columns_of),
         trimmed=_columns_in(tree.find_all(exp.Trim), columns_of),

@@ -13,6 +13,7 @@ Declared = dict[str, tuple[str, dict[str, str]]]  # table and columns by names i
 Resolved = dict[tuple[int, str], ColumnRef | None]  # by `id` of a scope, and name
 COMPARISONS = (exp.EQ, exp.NEQ, exp.GT, exp.GTE, exp.LT, exp.LTE, exp.Like, exp.Glob, exp.Between, exp.In)
 MAX_SCALAR = 40  # nodes of an expression whose values are aimed at
+_EXPANDED = (*COMPARISONS, exp.Group, exp.Window, exp.AggFunc)
 
 
 def inside(node: exp.Expr) -> Iterator[exp.Expr]:
@@ -91,10 +92,11 @@ def columns_in_scopes(scopes: Iterable[Scope], declared: Declared) -> dict[int, 
 
 
 def with_computed(tree: exp.Query, declared: Declared) -> tuple[exp.Query, dict[int, ColumnRef]]:
-    """Copy of a query in whose comparisons computed columns are their expressions; and its columns.
+    """Copy of a query in which computed columns are their expressions; and its columns.
 
-    A subquery's `COUNT(*) AS n` makes `WHERE n > 30` to `WHERE COUNT(*) > 30`: no query that runs, but its
-    literals and aims can be read.
+    In comparisons, groups, windows and aggregates alone. A subquery's `COUNT(*) AS n` makes `WHERE n > 30` to
+    `WHERE COUNT(*) > 30`, and `GROUP BY 1` gets the first expression: no query that runs, but its literals,
+    aims and groups can be read.
     """
     tree = tree.copy()
     scopes = traverse_scope(tree)
@@ -130,9 +132,15 @@ def with_computed(tree: exp.Query, declared: Declared) -> tuple[exp.Query, dict[
         return copy if sum(1 for _ in copy.walk()) <= MAX_SCALAR else None
 
     for scope in scopes:
+        group = scope.expression.args.get("group")
+        shown = scope.expression.selects if isinstance(scope.expression, exp.Select) else []
+        for key in list(group.expressions) if group else ():
+            number = key.name if isinstance(key, exp.Literal) and not key.is_string else ""
+            if number.isdigit() and 0 < int(number) <= len(shown):
+                key.replace(copied(shown[int(number) - 1].unalias()))
         for column in list(scope.expression.find_all(exp.Column)):
             is_own = column.parent_select is scope.expression and id(column) not in columns_of
-            if is_own and isinstance(column.find_ancestor(*COMPARISONS, exp.Query), COMPARISONS):
+            if is_own and isinstance(column.find_ancestor(*_EXPANDED, exp.Query), _EXPANDED):
                 part = expression(column, scope)
                 if part is not None:
                     kept.append(column)
