@@ -222,7 +222,8 @@ def test_generated_columns_labels_domains_and_unique_keys(make: Callable[[str], 
         CREATE TABLE line (number integer, bill integer, mood mood, state state, moods mood[], price price,
             fee fee, total numeric(12, 2) GENERATED ALWAYS AS (number * 2) STORED, label varchar(9) UNIQUE,
             UNIQUE (price, number), PRIMARY KEY (bill, number));
-        CREATE UNIQUE INDEX first ON line (total, bill) INCLUDE (label) WHERE number > 0;
+        CREATE UNIQUE INDEX first ON line (total, bill) INCLUDE (label);
+        CREATE UNIQUE INDEX partly ON line (number) WHERE price > 0;
         CREATE UNIQUE INDEX folded ON line (bill, lower(label));
         """
     )

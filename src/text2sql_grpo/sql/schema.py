@@ -90,8 +90,8 @@ class Table:
         has_more_rows: True if there are more than `n_rows`.
         comment: One line; empty if there is none.
         namespace: The schema that holds it (DuckDB, PostgreSQL); empty where a bare name finds it.
-        keys: Columns of each primary key, unique constraint and unique index without expressions, the
-            primary key first. A partial index counts as a whole one.
+        keys: Columns of each primary key, unique constraint and unique index without expressions or a
+            condition, the primary key first.
     """
 
     name: str

@@ -67,7 +67,7 @@ _UNIQUE_KEYS = """
             FROM unnest(i.indkey::int2[]) WITH ORDINALITY AS p (number, place)
             JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = p.number
             WHERE p.place <= i.indnkeyatts)
-    FROM pg_index i WHERE i.indisunique AND i.indexprs IS NULL
+    FROM pg_index i WHERE i.indisunique AND i.indexprs IS NULL AND i.indpred IS NULL
     ORDER BY NOT i.indisprimary, i.indexrelid
 """
 _FOREIGN_KEYS = """

@@ -36,13 +36,13 @@ _COLUMNS = f"""
         '?', '"' || replace(name, '"', '""') || '"')), name, type, "notnull", pk, hidden > 1
     FROM pragma_table_xinfo(?) WHERE hidden <> 1
 """
-# The primary key, then each unique index; the name of an expression is NULL.
+# The primary key, then each unique index without a condition; the name of an expression is NULL.
 _KEY_PARTS = """
     SELECT place, name FROM (
         SELECT NULL AS place, pk AS part, name FROM pragma_table_xinfo(?) WHERE pk
         UNION ALL
         SELECT -l.seq, i.seqno, i.name FROM pragma_index_list(?) l JOIN pragma_index_info(l.name) i
-        WHERE l."unique"
+        WHERE l."unique" AND NOT l.partial
     ) ORDER BY place, part
 """
 _FOREIGN_KEYS = """
