@@ -19,7 +19,7 @@ from text2sql_grpo.grading.base_sample import BUDGET_S, DatabaseSample, Referenc
 from text2sql_grpo.grading.gold_query import read_gold
 from text2sql_grpo.grading.gold_result import GoldResult, with_ties_decided
 from text2sql_grpo.grading.materialise import is_stable, materialise, reversed_copy, run_gold
-from text2sql_grpo.grading.perturb import draw_rows
+from text2sql_grpo.grading.perturb import Recipe, draw_rows
 from text2sql_grpo.grading.suite import TestSuite
 from text2sql_grpo.sql.executor import SQLExecutor
 from text2sql_grpo.sql.outcome import Row
@@ -504,3 +504,75 @@ def test_the_budget_of_a_database_ends_its_search_and_every_later_one(
         assert trial.gap.startswith("no counterexample was searched: generated columns, CHECKs")
         other = suite.databases(database, "SELECT name FROM huge WHERE n > 3").gap
         assert "instructions explains" in other
+
+
+DEPOT = """
+CREATE TABLE day (on_day TEXT PRIMARY KEY);
+CREATE TABLE crate (id INTEGER PRIMARY KEY, kind TEXT NOT NULL CHECK (kind IN ('wood', 'wire', 'foil')),
+    shelf INTEGER, place INTEGER, gone TEXT, came TEXT NOT NULL REFERENCES day (on_day), kg DECIMAL(6, 2));
+CREATE UNIQUE INDEX one_each ON crate (shelf, place) WHERE gone IS NULL;
+"""
+
+
+@pytest.fixture(scope="module")
+def depot(tmp_path_factory: pytest.TempPathFactory) -> DatabaseSample:
+    """Crates of two of the three kinds that a CHECK lists, on days of half a year, each on its own place."""
+    path = tmp_path_factory.mktemp("depot") / "depot.sqlite"
+    days = [f"2024-{1 + n // 5:02d}-{10 + n % 5}" for n in range(30)]
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.executescript(DEPOT)
+        connection.executemany("INSERT INTO day VALUES (?)", [(day,) for day in days])
+        gone = [None, "2024-09-01"]
+        rows = [
+            (n, ("wood", "wire")[n % 2], n // 4, n % 4, gone[n % 2], days[n % 30], n + 0.25)
+            for n in range(40)
+        ]
+        connection.executemany("INSERT INTO crate VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
+    return read_sample(path)
+
+
+def test_a_value_that_a_check_lists_is_drawn_though_no_row_holds_it(depot: DatabaseSample) -> None:
+    drawn = contents(depot, "SELECT count(*) FROM crate WHERE kind IN ('wood', 'wire')")
+    assert {row[1] for content in drawn for row in content["crate"]} == {"wood", "wire", "foil"}
+
+
+def test_an_index_with_a_condition_is_no_key(depot: DatabaseSample) -> None:
+    assert depot.tables["crate"].keys == ((0,),)
+    drawn = contents(depot, "SELECT shelf, count(DISTINCT place) FROM crate GROUP BY shelf")
+    places = [[row[2:4] for row in content["crate"]] for content in drawn]
+    assert any(len(set(found)) < len(found) for found in places)
+
+
+def test_numbers_keep_the_digits_of_their_column(depot: DatabaseSample) -> None:
+    drawn = contents(depot, "SELECT count(*) FROM crate WHERE kg / 3 > 1.3333 AND kg < 7.125")
+    weights = [row[6] for content in drawn for row in content["crate"] if row[6] is not None]
+    assert any(weight not in depot.tables["crate"].values[6] for weight in weights)
+    assert all(round(float(weight), 2) == weight for weight in weights)
+
+
+def test_days_that_another_table_holds_are_a_year_apart_where_months_are_compared(
+    depot: DatabaseSample,
+) -> None:
+    drawn = contents(depot, "SELECT strftime('%m', came), count(*) FROM crate GROUP BY 1")
+    assert any(
+        len({str(row[5])[5:7] for row in content["crate"]})
+        < len({str(row[5])[:7] for row in content["crate"]})
+        for content in drawn
+    )
+
+
+def test_rows_that_follow_each_other_keep_some_columns(depot: DatabaseSample) -> None:
+    gold = read_gold("SELECT kind, shelf FROM crate", depot.schema)
+    assert gold is not None
+    recipe = Recipe(12, 1.0, 0.0, 0.0, 0, 0.0, 0.0, in_groups=False, kept=0.5)
+    drawn = [draw_rows(depot, gold, Random(seed), recipe)["crate"] for seed in range(8)]
+    known = [row[2] for row in depot.tables["crate"].rows]
+    shelves = [[row[2] for row in rows] for rows in drawn]
+    runs = [any(known[first : first + len(found)] == found for first in range(40)) for found in shelves]
+    assert any(runs) and not all(runs)
+
+
+def test_days_of_a_range_lie_all_over_it(depot: DatabaseSample) -> None:
+    drawn = contents(depot, "SELECT count(*) FROM crate WHERE gone >= '2031-01-01' AND gone < '2032-01-01'")
+    months = {str(row[4])[:7] for content in drawn for row in content["crate"] if row[4] is not None}
+    assert {f"2031-{month:02d}" for month in range(2, 12)} <= months

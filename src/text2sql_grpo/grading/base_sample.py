@@ -23,6 +23,7 @@ from sqlglot import exp
 from text2sql_grpo.errors import DataError
 from text2sql_grpo.grading.near_values import DateFormat, common_parts, date_format, shape
 from text2sql_grpo.grading.nested import Nested, read_nested
+from text2sql_grpo.grading.query_values import literal_value
 from text2sql_grpo.sql.outcome import Cell, Row
 from text2sql_grpo.sql.query import read_query
 from text2sql_grpo.sql.schema import Schema, Table, read_schema
@@ -33,6 +34,7 @@ MIN_IDENTIFYING_ROWS = 5  # without a repeated text, from which it is assumed th
 MIN_ORDERED_ROWS = 10  # in which one date is never after another, from which it is assumed that none is
 MIN_APART_ROWS = 10  # with a moment for each of a parent's rows, from which it is assumed that none repeats
 MAX_STEPS = 5_000_000  # SQLite instructions of one scan of a whole table, some tenths of a second
+_DIGITS = re.compile(r"(?:DEC|NUM|REAL)\w*\s*\(\s*\d+\s*,\s*(\d+)\s*\)", re.IGNORECASE)
 _WORD = re.compile(r"\w+")
 _REFUSING = re.compile(r"\b(check|strict)\b", re.IGNORECASE)
 
@@ -108,7 +110,7 @@ class TableSample:
     Attributes:
         columns: Names of the writable columns, without generated ones.
         types: Declared types.
-        keys: The primary key and every unique index.
+        keys: The primary key and every unique index without a condition.
         references: Foreign keys without rows that break them.
         nullable: Columns that may be NULL and somewhere are.
         declared_nullable: Columns that may be NULL.
@@ -179,6 +181,17 @@ class TableSample:
         return found
 
     @cached_property
+    def digits(self) -> dict[int, int]:
+        """Digits behind the point of columns of decimal numbers, where all values keep to them."""
+        found = {}
+        for place, declared in enumerate(map(_DIGITS.search, self.types)):
+            digits = int(declared.group(1)) if declared else -1
+            numbers = [value for value in self.values[place] if isinstance(value, float)]
+            if declared and all(round(number, digits) == number for number in numbers):
+                found[place] = digits
+        return found
+
+    @cached_property
     def nested(self) -> dict[int, tuple[Nested, ...]]:
         """Parsed values of the columns of lists, structs, maps and JSON."""
         columns = enumerate(self.values)
@@ -237,6 +250,18 @@ class DatabaseSample:
         """Tables that may refuse rows for the values of their cells."""
         tables = (one for one in self.statements if one.sql.upper().startswith("CREATE TABLE"))
         return frozenset(one.table for one in tables if _REFUSING.search(one.sql))
+
+    @cached_property
+    def listed(self) -> dict[tuple[str, str], tuple[Cell, ...]]:
+        """Values that a CHECK lists for a column, in lower case after its table: `kind IN ('a', 'b')`."""
+        found = dict[tuple[str, str], tuple[Cell, ...]]()
+        for statement in self.statements:
+            tree = read_query(statement.sql).tree if statement.table in self.checked else None
+            for test in tree.find_all(exp.In) if tree else ():
+                values = [value for item in test.expressions if (value := literal_value(item)) is not None]
+                if isinstance(test.this, exp.Column) and not isinstance(test.parent, exp.Not):
+                    found[statement.table, test.this.name.lower()] = tuple(values)
+        return found
 
     def named_in(self, *sqls: str) -> set[str]:
         """Names of the tables that queries may read: their name, or that of a view on them, is in the text.

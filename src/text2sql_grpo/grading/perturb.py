@@ -16,6 +16,7 @@ from text2sql_grpo.grading.gold_query import Aim, GoldQuery
 from text2sql_grpo.grading.materialise import row_test
 from text2sql_grpo.grading.near_values import (
     MIN_ALIKE,
+    DateFormat,
     another_code,
     as_column_value,
     fitted,
@@ -42,10 +43,11 @@ MAX_AIMED = 6  # rows of a table in which an expression gets a value that was ai
 MAX_STEPS = 12  # of the search for such a row
 MAX_DONORS = 12  # rows of the base for a row that a CHECK refuses
 MAX_JOINS = 3  # references between two rows of which a query compares dates
+MIN_DAYS, N_BETWEEN = 60, 12  # of a range of dates, and parts of it
 OUTLIER = 10  # times the largest of a column's values
 MAX_SUMMED = 1e14  # so that no sum of outliers exceeds SQLite's integers
 MAX_TEXT = 120  # characters of a text that was aimed at
-_FRACTIONS = re.compile(r"(dec|numeric|number)\w*\s*\(\s*\d+\s*,\s*[1-9]|money", re.IGNORECASE)
+_FRACTIONS = re.compile(r"(dec|numeric|number|real)\w*\s*\(\s*\d+\s*,\s*[1-9]|money", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,7 @@ class Recipe:
         nulls: Share of NULLs in columns that may hold them.
         in_groups: True if groups get different sizes.
         ties: True if groups get about the same size, and columns that are added up one or two values.
+        kept: Share of columns that keep the base's values; then rows of it that follow each other are taken.
     """
 
     rows: int
@@ -73,6 +76,7 @@ class Recipe:
     nulls: float
     in_groups: bool
     ties: bool = False
+    kept: float = 0.0
 
     @classmethod
     def drawn(cls, rng: Random) -> "Recipe":
@@ -142,6 +146,8 @@ class _Content:
                 continue
             if position in single_keys:
                 self._rekey(table, position, rows)
+            elif self.recipe.kept and self.rng.random() < self.recipe.kept:
+                continue
             elif (table.name, column) in self.gold.columns or (is_read and self.rng.random() < 0.3):
                 self._redraw(table, position, rows)
         for reference in table.references:
@@ -150,7 +156,7 @@ class _Content:
             self._deepen(table, rows)
         if is_read:
             self._aim(table, rows)
-            self._step(table, rows)
+        self._step(table, rows)
         self._order(table, rows)
         self._move_apart(table, rows)
         in_keys = {position for key in table.keys for position in key}
@@ -158,6 +164,10 @@ class _Content:
             for row in rows:
                 if self.rng.random() < self.recipe.nulls:
                     row[position] = None
+        for position, digits in table.digits.items():
+            for row in rows:
+                cell = row[position]
+                row[position] = round(cell, digits) if isinstance(cell, float) else cell
         if table.rows and table.name in self.base.checked:
             self._meet_checks(table, rows)
         for key in table.keys:
@@ -169,6 +179,9 @@ class _Content:
         n_rows = self._n_rows(table)
         if table.rows:
             known = self.rng.sample(table.rows, min(n_rows, len(table.rows)))
+            if self.recipe.kept:
+                first = self.rng.randrange(len(table.rows) - len(known) + 1)
+                known = list(table.rows[first : first + len(known)])
             known += self.rng.choices(table.rows, k=n_rows - len(known))
             return [list(row) for row in known]
         pools = [_alike(table, position) for position in range(len(table.columns))]
@@ -227,6 +240,7 @@ class _Content:
             if value is None and column in self.gold.cut:
                 texts = with_number(literal, alike)
                 exact, near = exact + texts[:1], near + texts[1:]
+        near += _between(dates, exact) if dates else []
         for expression in self.gold.expressions.get(column, ()):
             matching, beside = texts_around(expression, table.values[position], self.rng)
             exact, near = exact + matching, near + beside
@@ -275,6 +289,7 @@ class _Content:
         kinds = {type(value) for value in values}
         dates = table.dates.get(position)
         column = (table.name, table.columns[position])
+        values = list(dict.fromkeys((*values, *self.base.listed.get((column[0], column[1].lower()), ()))))
         for link in self.gold.links:
             if column in link:
                 name, other = link[0] if link[1] == column else link[1]
@@ -788,6 +803,15 @@ def _keeping_sign(values: Sequence[Cell], known: Sequence[Cell]) -> list[Cell]:
         for value in values
         if not isinstance(value, int | float) or lowest < 0 or value > 0 or value == lowest == 0
     ]
+
+
+def _between(dates: DateFormat, values: Sequence[Cell]) -> list[Cell]:
+    """Dates all over a range of months, which has months that no row of the base is of."""
+    moments = sorted(moment for moment in map(dates.read, values) if moment)
+    length = moments[-1] - moments[0] if moments else timedelta()
+    if length.days < MIN_DAYS:
+        return []
+    return [dates.written(moments[0] + length * part / N_BETWEEN) for part in range(1, N_BETWEEN)]
 
 
 def _n_equal(row: Sequence[Cell], other: Sequence[Cell], places: Sequence[int]) -> int:

@@ -43,8 +43,10 @@ HARD_CODED = "hard-coded"  # in place of a mutant: the gold query's result on th
 N_FOR_ANSWER = 24  # candidates drawn for one answer
 N_ALIKE = 6  # more of them, whose rows meet the queries' conditions and share most values
 N_TIED = 10  # more of them, with groups of equal sizes and sums, for queries that rank groups
+N_LARGE = 6  # more of them, of as many rows as a LIMIT or a window frame leaves out some
 N_EQUAL = 10  # more of them, in which amounts of several rows that are compared are equal
 N_WITH_NULLS = 4  # more of them, with NULLs wherever they are declared, if asked for
+MIN_LARGE, MAX_LARGE = 4, 120
 ROWS_DRAWN = (3, 16, 48, 96)  # where databases are few, as SQLite cannot run the queries
 ALIKE_EVERY = 4  # each fourth of these meets the queries' conditions, too
 ROWS_FOR_ANSWER = (1, 8, 16, 24)  # of a table that a query reads, before groups need more
@@ -286,7 +288,7 @@ def find_counterexamples(
     base, _ = _as_read(base, database, seeds)
     read = base.restricted(seeds.tables | base.named_in(gold_sql, answer_sql))
     rng = Random(f"{gold_sql}\0{answer_sql}")
-    recipes = _recipes_for_answer(rng, ranks_groups=seeds.ranks_groups)
+    recipes = _recipes_for_answer(rng, seeds)
     contents: Iterator[Content] = (draw_rows(read, seeds, rng, recipe) for recipe in recipes)
     if compared := probes(gold):
         in_groups = (draw_rows(read, seeds, rng, _in_groups(rng)) for _ in range(N_EQUAL))
@@ -309,14 +311,18 @@ def find_counterexamples(
                 yield path
 
 
-def _recipes_for_answer(rng: Random, *, ranks_groups: bool) -> Iterator[Recipe]:
+def _recipes_for_answer(rng: Random, query: GoldQuery) -> Iterator[Recipe]:
     for _ in range(N_FOR_ANSWER):
         yield replace(Recipe.drawn(rng), rows=rng.choice(ROWS_FOR_ANSWER), planted=0.6, exact=0.6)
     for _ in range(N_ALIKE):
         yield _alike(rng)
-    if ranks_groups:
+    if query.ranks_groups:
         for _ in range(N_TIED):
             yield _tied(rng)
+    largest = max((0, *query.group_sizes))
+    for number in range(N_LARGE if largest >= MIN_LARGE else 0):
+        rows, exact = min((2 + 2 * number) * largest, MAX_LARGE), rng.choice((0.0, 0.5, 1.0))
+        yield replace(_alike(rng), rows=rows, exact=exact, variety=0, kept=0.5)
 
 
 def _tied(rng: Random) -> Recipe:
@@ -328,7 +334,7 @@ def _in_groups(rng: Random) -> Recipe:
     """Recipe of rows that meet the queries' conditions, half of the time with few values to add up."""
     rows, planted, variety = rng.choice((8, 16)), rng.choice((0.5, 1.0)), rng.choice((2, 5))
     drawn = replace(_alike(rng), rows=rows, planted=planted, exact=1.0, variety=variety)
-    return replace(drawn, ties=rng.random() < 0.5)
+    return replace(drawn, ties=rng.random() < 0.5, kept=rng.choice((0.0, 0.5)))
 
 
 def _alike(rng: Random) -> Recipe:
