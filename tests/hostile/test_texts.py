@@ -72,10 +72,22 @@ NESTS: dict[str, Callable[[int], str]] = {
     "distances": lambda n: "SELECT " + "date_diff('month', " * n + "a" + ", b)" * n,
     "starts": lambda n: "SELECT " + "date_trunc('quarter', " * n + "a" + ")" * n,
     "parts": lambda n: "SELECT " + "split_part(" * n + "a" + ", '@', 2)" * n,
+    "whole months": lambda n: "SELECT " + "date_sub('month', " * n + "a" + ", b)" * n,
+    "paddings": lambda n: "SELECT " + "lpad(" * n + "a" + ", 3, '0')" * n,
+    "deviations": lambda n: "SELECT " + "stddev(" * n + "a" + ")" * n,
+    "largest of others": lambda n: "SELECT " + "arg_max(" * n + "a" + ", b)" * n,
+    "joined texts": lambda n: "SELECT " + "concat_ws('-', " * n + "a" + ", b)" * n,
+    "any of": lambda n: "SELECT " + "1 > ANY (SELECT " * n + "1" + ")" * n,
+    "series": lambda n: "SELECT * FROM " + "generate_series(1, (SELECT max(a) FROM " * n + "t" + "))" * n,
+    "lateral subqueries": lambda n: "SELECT a FROM t, LATERAL (" * n + "SELECT 1 AS a" + ") u" * n,
     "open subqueries": lambda n: "SELECT (" * n,
     "open cases": lambda n: "SELECT " + "CASE WHEN " * n,
 }
 CHAINS: dict[str, Callable[[int], str]] = {
+    "lateral subqueries": lambda n: (
+        "SELECT a FROM (SELECT 1 AS a) u0"
+        + "".join(f", LATERAL (SELECT u{k}.a + u{k}.a AS a) u{k + 1}" for k in range(n))
+    ),
     "sums": lambda n: "SELECT 1" + "+1" * n,
     "ands": lambda n: "SELECT 1 FROM t WHERE a = 1" + " AND 1=1" * n,
     "unions": lambda n: "SELECT 1" + " UNION SELECT 1" * n,

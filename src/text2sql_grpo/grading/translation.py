@@ -14,26 +14,18 @@ from sqlglot import exp, parse_one
 from sqlglot.errors import SqlglotError
 
 from text2sql_grpo.grading.time_steps import Step, read_step
-from text2sql_grpo.sql.query import read_query, write_query
+from text2sql_grpo.sql.query import MAX_WRITTEN_NODES, read_query, write_query
 
 MAX_COPIED = 24  # nodes of an argument that a translation repeats: nested ones would grow exponentially
 
 _KIND = "kind"  # key of `Expr.meta`: "date", "moment", "time", "number", "interval", or "span" of seconds
 _MOMENTS = ("date", "moment")
 _COMPARISONS = (exp.EQ, exp.NEQ, exp.GT, exp.GTE, exp.LT, exp.LTE, exp.Between)
+_SIDES = ("this", "expression", "low", "high")
 _OF_FIRST = (
     *(exp.Alias, exp.Paren, exp.Subquery, exp.Window, exp.Coalesce, exp.Nullif, exp.Lag, exp.Lead),
-    *(
-        exp.DateTrunc,
-        exp.Min,
-        exp.Max,
-        exp.Avg,
-        exp.Sum,
-        exp.AnyValue,
-        exp.FirstValue,
-        exp.LastValue,
-        exp.IgnoreNulls,
-    ),
+    *(exp.DateTrunc, exp.Min, exp.Max, exp.Avg, exp.Sum, exp.AnyValue, exp.FirstValue, exp.LastValue),
+    exp.IgnoreNulls,
 )
 _INTERVALS = ("TO_YEARS", "TO_QUARTERS", "TO_MONTHS", "TO_WEEKS", "TO_HOURS", "TO_MINUTES", "TO_SECONDS")
 _SPLIT = (exp.Split, exp.StringToArray)
@@ -369,30 +361,21 @@ def _modifiers(node: exp.Expr, sign: int) -> list[exp.Expr] | None:
     if isinstance(node, exp.Interval) and isinstance(node.this, exp.Literal):
         step = read_step(f"{node.name} {node.text('unit')}")
         return [exp.Literal.string(modifier) for modifier in step.modifiers(sign)] if step else None
-    factor, unit = node.this, node.text("unit")
+    factor, text = node.this, f"1 {node.text('unit')}"
     if isinstance(node, exp.Mul):
-        pair = (node.this, node.expression) if _is_unit(node.expression) else (node.expression, node.this)
-        factor, unit = pair[0], f"{pair[1].name} {pair[1].text('unit')}" if _is_unit(pair[1]) else ""
-    elif isinstance(node, exp.ToDays | exp.Anonymous) and _kind(node) == "interval":
-        factor, unit = (
-            (node.this, "day") if isinstance(node, exp.ToDays) else (node.expressions[0], node.name[3:])
-        )
-    elif not isinstance(node, exp.Interval):
-        return None
-    step = read_step(unit if unit[:1].isdigit() else f"1 {unit}") if unit else None
+        interval = node.this if isinstance(node.this, exp.Interval) else node.expression
+        factor = node.expression if interval is node.this else node.this
+        text = f"{interval.name} {interval.text('unit')}"
+    elif isinstance(node, exp.ToDays):
+        text = "1 day"
+    elif isinstance(node, exp.Anonymous) and _kind(node) == "interval":
+        factor, text = node.expressions[0], f"1 {node.name.removeprefix('TO_').removeprefix('to_')}"
+    step = read_step(text) if _kind(node) == "interval" else None
     if step is None:
         return None
-    pairs = {"months": step.months, "seconds": round(step.seconds)}
-    made = (
-        _filled(f"({sign * number} * :a) || ' {name}'", {"a": factor})
-        for name, number in pairs.items()
-        if number
-    )
-    return [modifier for modifier in made if modifier is not None]
-
-
-def _is_unit(node: exp.Expr) -> bool:
-    return isinstance(node, exp.Interval) and isinstance(node.this, exp.Literal)
+    parts = {"months": step.months, "seconds": round(step.seconds)}
+    templates = [f"({sign * number} * :a) || ' {unit}'" for unit, number in parts.items() if number]
+    return [made for template in templates if (made := _filled(template, {"a": factor})) is not None]
 
 
 def _cast(node: exp.Expr) -> exp.Expr | None:
@@ -402,9 +385,8 @@ def _cast(node: exp.Expr) -> exp.Expr | None:
     scale = node.args["to"].expressions[1:]
     if node.is_type("decimal") and scale:
         return exp.func("ROUND", exp.cast(node.this, "REAL"), scale[0].this)
-    if node.is_type(*exp.DataType.INTEGER_TYPES) and isinstance(
-        node.this, exp.Binary | exp.AggFunc | exp.Paren
-    ):
+    is_computed = isinstance(node.this, exp.Binary | exp.AggFunc | exp.Paren)
+    if is_computed and node.is_type(*exp.DataType.INTEGER_TYPES):
         return exp.cast(exp.func("ROUND", node.this), "INTEGER")
     return None
 
@@ -457,16 +439,14 @@ def _comparison(node: exp.Expr) -> exp.Expr | None:
     other, is_unequal = node.args.get("expression"), isinstance(node, exp.NEQ)
     if isinstance(other, exp.Any | exp.All | exp.Anonymous):
         return _quantified(node, other)
-    sides = [
-        side for name in ("this", "expression", "low", "high") if (side := node.args.get(name)) is not None
-    ]
+    sides = [side for name in _SIDES if (side := node.args.get(name)) is not None]
     kinds = {_kind(side) for side in sides}
     function = "DATETIME" if "moment" in kinds else "TIME"
     is_written_twice = {"date", "moment"} <= kinds or any(side.is_string for side in sides)
     if not kinds & {"moment", "time"} or is_unequal or not is_written_twice:
         return None
     changed = node.copy()
-    for name in ("this", "expression", "low", "high"):
+    for name in _SIDES:
         if (side := changed.args.get(name)) is not None:
             side.replace(exp.func(function, side))
     return changed
@@ -559,10 +539,9 @@ def _listing(node: exp.Expr) -> exp.Expr | None:
     """STRING_AGG or ARRAY_AGG; SQLite before 3.44 takes no order, and no separator beside DISTINCT."""
     inner = node.this.this if isinstance(node.this, exp.Order) else node.this
     separator = node.args.get("separator")
-    is_distinct = isinstance(inner, exp.Distinct)
-    return exp.GroupConcat(
-        this=inner.copy(), separator=separator.copy() if separator and not is_distinct else None
-    )
+    if isinstance(inner, exp.Distinct) or separator is None:
+        return exp.GroupConcat(this=inner.copy())
+    return exp.GroupConcat(this=inner.copy(), separator=separator.copy())
 
 
 def _joined(texts: Sequence[exp.Expr | None]) -> exp.Expr:
@@ -575,8 +554,11 @@ def _joined(texts: Sequence[exp.Expr | None]) -> exp.Expr:
 def _list(node: exp.Expr) -> exp.Expr | None:
     """ARRAY[..] that is no argument of IN or ANY, as a text."""
     items = [_filled("COALESCE(:a, '') || ','", {"a": item}) for item in node.expressions]
-    outside = (exp.Unnest, exp.Any, exp.All, exp.Anonymous, exp.ArrayOverlaps, exp.ArrayContainsAll, exp.Cast)
-    return None if isinstance(node.parent, outside) else _joined(items)
+    around = node.parent
+    while isinstance(around, exp.Paren | exp.Cast):
+        around = around.parent
+    readers = (exp.Unnest, exp.Any, exp.All, exp.Anonymous, exp.ArrayOverlaps, exp.ArrayContainsAll)
+    return None if isinstance(around, readers) else _joined(items)
 
 
 def _item(node: exp.Expr) -> exp.Expr | None:
@@ -591,7 +573,8 @@ def _item(node: exp.Expr) -> exp.Expr | None:
 def _split(node: exp.Expr) -> exp.Expr | None:
     """Items of a text, as the text itself, unless one of them is read."""
     around = node.parent.parent if isinstance(node.parent, exp.Paren) else node.parent
-    return None if isinstance(around, exp.Bracket) else node.this.copy()
+    whole: exp.Expr = node.this.copy()
+    return None if isinstance(around, exp.Bracket) else whole
 
 
 def _contained(node: exp.Expr) -> exp.Expr | None:
@@ -693,10 +676,9 @@ def _in_bins(node: exp.Expr) -> exp.Expr | None:
     step = read_step(text)
     if step is None:
         return None
-    seconds = _in_seconds(step)
-    return _filled(
-        f"DATETIME(STRFTIME('%s', :a) / {seconds} * {seconds}, 'unixepoch')", {"a": node.expression}
-    )
+    seconds = max(_in_seconds(step), 1)
+    start = f"DATETIME(STRFTIME('%s', :a) / {seconds} * {seconds}, 'unixepoch')"
+    return _filled(start, {"a": node.expression})
 
 
 def _cut(node: exp.Expr) -> exp.Expr | None:
@@ -737,14 +719,20 @@ def _as_scalars(join: exp.Join) -> None:
     alias = lateral.args.get("alias")
     names = [column.name for column in alias.columns] if alias else []
     made = dict(zip(names or inner.named_selects, inner.selects, strict=False))
+    owners = ("", alias.name if alias else "")
+    outside = (
+        column for column in select.find_all(exp.Column) if column.find_ancestor(exp.Lateral) is not lateral
+    )
+    read = [column for column in outside if column.name in made and column.table in owners]
+    if len(read) * sum(1 for _ in inner.walk()) > MAX_WRITTEN_NODES:
+        return
     join.pop()
-    for column in list(select.find_all(exp.Column)):
-        if column.name in made and column.table in ("", alias.name if alias else ""):
-            one = inner.copy()
-            one.set("expressions", [made[column.name].copy()])
-            if not any(made[column.name].find_all(exp.AggFunc)):
-                one.limit(1, copy=False)
-            column.replace(one.subquery(copy=False))
+    for column in read:
+        one = inner.copy()
+        one.set("expressions", [made[column.name].copy()])
+        if made[column.name].find(exp.AggFunc) is None:
+            one.limit(1, copy=False)
+        column.replace(one.subquery(copy=False))
 
 
 _RULES: dict[type[exp.Expr], Callable[[Any], exp.Expr | None]] = {
