@@ -120,6 +120,24 @@ def test_groups_are_read_by_place_by_name_and_from_subqueries(sql: str, schema: 
     assert read(sql, schema).grouped == {("visit", "kind")}
 
 
+@pytest.mark.parametrize(
+    "source",
+    [
+        "generate_series(DATE '2024-01-01', DATE '2024-10-01', INTERVAL '3 months') AS q",
+        "generate_series(DATE '2024-01-01', DATE '2024-10-01', INTERVAL '3 months') AS quarters (q)",
+        "(SELECT unnest(generate_series(DATE '2024-01-01', DATE '2024-10-01', INTERVAL '3 months')) AS q) AS s",
+    ],
+)
+def test_a_column_compared_with_a_series_gets_its_ends_and_steps(source: str, schema: Schema) -> None:
+    sql = (
+        f"SELECT q, count(code) FROM {source} JOIN person ON joined >= q AND joined < q + INTERVAL '3 months'"
+    )
+    gold = read_gold(f"{sql} GROUP BY q", schema, dialect="duckdb")
+    assert gold is not None
+    days = {str(value)[:10] for value in gold.literals["person", "joined"]}
+    assert days >= {"2024-01-01", "2024-04-01", "2024-07-01", "2024-10-01", "2025-01-01"}
+
+
 def test_arguments_of_functions_are_no_values_of_a_column_and_constants_are_computed(schema: Schema) -> None:
     gold = read(
         "SELECT code FROM person WHERE strftime('%Y', joined) = '1997' AND substr(joined, 1, 4) <> '1998' "

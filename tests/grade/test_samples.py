@@ -572,6 +572,22 @@ def test_rows_that_follow_each_other_keep_some_columns(depot: DatabaseSample) ->
     assert any(runs) and not all(runs)
 
 
+def test_columns_whose_nulls_a_check_ties_are_null_together(tmp_path: Path) -> None:
+    path = tmp_path / "appeals.sqlite"
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute(
+            "CREATE TABLE appeal (id INTEGER PRIMARY KEY, decided TEXT, outcome TEXT, note TEXT,"
+            " CHECK ((decided IS NULL) = (outcome IS NULL)))"
+        )
+        rows = [(n, f"2024-05-{n + 1:02}", "granted", "x") for n in range(20)]
+        connection.executemany("INSERT INTO appeal VALUES (?, ?, ?, ?)", rows)
+    base = read_sample(path).with_nulls([("appeal", "decided")])
+    assert base.tables["appeal"].nullable == {1, 2}
+    drawn = contents(base, "SELECT count(*) FROM appeal WHERE decided IS NULL")
+    ends = [row[1:3] for content in drawn for row in content["appeal"]]
+    assert (None, None) in ends and all((decided is None) == (outcome is None) for decided, outcome in ends)
+
+
 def test_days_of_a_range_lie_all_over_it(depot: DatabaseSample) -> None:
     drawn = contents(depot, "SELECT count(*) FROM crate WHERE gone >= '2031-01-01' AND gone < '2032-01-01'")
     months = {str(row[4])[:7] for content in drawn for row in content["crate"] if row[4] is not None}

@@ -263,6 +263,21 @@ class DatabaseSample:
                     found[statement.table, test.this.name.lower()] = tuple(values)
         return found
 
+    @cached_property
+    def empty_together(self) -> dict[tuple[str, str], frozenset[str]]:
+        """Columns whose NULLs one CHECK ties, after their table: `(paid IS NULL) = (paid_on IS NULL)`."""
+        found = dict[tuple[str, str], frozenset[str]]()
+        for statement in self.statements:
+            tree = read_query(statement.sql).tree if statement.table in self.checked else None
+            for check in tree.find_all(exp.CheckColumnConstraint) if tree else ():
+                tests = [test for test in check.find_all(exp.Is) if isinstance(test.expression, exp.Null)]
+                names = frozenset(
+                    test.this.name.lower() for test in tests if isinstance(test.this, exp.Column)
+                )
+                if len(names) > 1:
+                    found |= {(statement.table, name): names for name in names}
+        return found
+
     def named_in(self, *sqls: str) -> set[str]:
         """Names of the tables that queries may read: their name, or that of a view on them, is in the text.
 
@@ -293,7 +308,9 @@ class DatabaseSample:
         for table in self.tables.values():
             places = table.declared_nullable
             if asked is not None:
-                places = frozenset(p for p in places if (table.name, table.columns[p]) in asked)
+                own = {column.lower() for name, column in asked if name == table.name}
+                own |= {other for name in own for other in self.empty_together.get((table.name, name), ())}
+                places = frozenset(p for p in places if table.columns[p].lower() in own)
             tables[table.name] = replace(table, nullable=table.nullable | places)
         return replace(self, tables=tables)
 

@@ -161,9 +161,12 @@ class _Content:
         self._move_apart(table, rows)
         in_keys = {position for key in table.keys for position in key}
         for position in sorted(table.nullable - in_keys):
+            names = self.base.empty_together.get((table.name, table.columns[position].lower()), ())
+            others = [p for p in table.nullable if table.columns[p].lower() in names]
             for row in rows:
                 if self.rng.random() < self.recipe.nulls:
-                    row[position] = None
+                    for place in (position, *others):
+                        row[place] = None
         for position, digits in table.digits.items():
             for row in rows:
                 cell = row[position]

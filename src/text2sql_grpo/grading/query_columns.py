@@ -112,7 +112,11 @@ def with_computed(tree: exp.Query, declared: Declared) -> tuple[exp.Query, dict[
                 columns_of[id(own)] = columns_of[id(column)]
         return copy
 
+    series = _series(tree)
+
     def expression(column: exp.Column, scope: Scope) -> exp.Expr | None:
+        if column.name in series:
+            return series[column.name]
         inner, place = _projection(column, scope)
         if inner is None:
             return None
@@ -146,6 +150,18 @@ def with_computed(tree: exp.Query, declared: Declared) -> tuple[exp.Query, dict[
                     kept.append(column)
                     column.replace(copied(part))
     return tree, columns_of
+
+
+def _series(tree: exp.Query) -> dict[str, exp.Expr]:
+    """Both ends of each series that is read as a table, by the name of its column."""
+    found = dict[str, exp.Expr]()
+    for made in tree.find_all(exp.GenerateSeries, exp.ExplodingGenerateSeries):
+        alias = made.parent.args.get("alias") if isinstance(made.parent, exp.Table | exp.Unnest) else None
+        ends = [end for name in ("start", "end") if (end := made.args.get(name)) is not None]
+        if isinstance(alias, exp.TableAlias):
+            names = [column.name for column in alias.columns] or [alias.name]
+            found[names[0]] = exp.Tuple(expressions=[end.copy() for end in ends])
+    return found
 
 
 def _projection(column: exp.Column, scope: Scope) -> tuple[exp.Expr | None, Scope]:

@@ -31,6 +31,10 @@ _POSIX = {
     "space": r"\s",
 }
 _SEARCHED = (exp.ILike, exp.StartsWith, exp.EndsWith, exp.Contains, exp.StrPosition)
+_KEEPING = (
+    *(exp.Coalesce, exp.If, exp.Case, exp.AggFunc, exp.Upper, exp.Lower, exp.Abs, exp.Explode),
+    *(exp.GenerateSeries, exp.ExplodingGenerateSeries),
+)
 _MODIFIER = re.compile(r"[-+]?\d{1,9}(\.\d{1,9})?\s*[a-z]{1,9}", re.IGNORECASE)  # of SQLite's date functions
 _NUMBER = re.compile(r"[0-9]{1,4}")
 _VALUES = (exp.Lag, exp.Lead, exp.FirstValue, exp.LastValue, exp.NthValue, exp.Sum, exp.Avg, exp.Max, exp.Min)
@@ -126,7 +130,7 @@ def _keeps_values(node: exp.Expr | None) -> bool:
     """True for functions whose arguments are values of the result."""
     while isinstance(node, exp.Neg | exp.Paren | exp.Binary):
         node = node.parent
-    return isinstance(node, exp.Coalesce | exp.If | exp.Case | exp.AggFunc | exp.Upper | exp.Lower | exp.Abs)
+    return isinstance(node, _KEEPING)
 
 
 def searches_in(
