@@ -125,7 +125,7 @@ def test_groups_are_read_by_place_by_name_and_from_subqueries(sql: str, schema: 
     [
         "generate_series(DATE '2024-01-01', DATE '2024-10-01', INTERVAL '3 months') AS q",
         "generate_series(DATE '2024-01-01', DATE '2024-10-01', INTERVAL '3 months') AS quarters (q)",
-        "(SELECT unnest(generate_series(DATE '2024-01-01', DATE '2024-10-01', INTERVAL '3 months')) AS q) AS s",
+        "(SELECT unnest(generate_series(DATE '2024-01-01', DATE '2024-10-01', INTERVAL '3 months')) AS q)",
     ],
 )
 def test_a_column_compared_with_a_series_gets_its_ends_and_steps(source: str, schema: Schema) -> None:

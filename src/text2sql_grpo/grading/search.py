@@ -47,8 +47,6 @@ N_LARGE = 6  # more of them, of as many rows as a LIMIT or a window frame leaves
 N_EQUAL = 10  # more of them, in which amounts of several rows that are compared are equal
 N_WITH_NULLS = 4  # more of them, with NULLs wherever they are declared, if asked for
 MIN_LARGE, MAX_LARGE = 4, 120
-ROWS_DRAWN = (3, 16, 48, 96)  # where databases are few, as SQLite cannot run the queries
-ALIKE_EVERY = 4  # each fourth of these meets the queries' conditions, too
 ROWS_FOR_ANSWER = (1, 8, 16, 24)  # of a table that a query reads, before groups need more
 
 # Fields of a gold query to which an answer adds nothing.
@@ -227,12 +225,7 @@ def draw_databases(database: Path, base: DatabaseSample, queries: Native, *, siz
     gold = gold if answer is None else _joined(gold, answer)
     base, _ = _as_read(base, database, gold)
     rng = Random(f"{queries.gold}\0{queries.answer}")
-    for number in range(1, size + 1):
-        recipe = replace(Recipe.drawn(rng), rows=rng.choice(ROWS_DRAWN), planted=0.6)
-        if number % ALIKE_EVERY == 0:
-            recipe = _alike(rng)
-        elif number % ALIKE_EVERY == 1 and gold.ranks_groups:
-            recipe = _tied(rng)
+    for recipe in _recipes_for_answer(rng, gold)[:size]:
         yield draw_rows(base, gold, rng, recipe)
 
 
@@ -311,18 +304,20 @@ def find_counterexamples(
                 yield path
 
 
-def _recipes_for_answer(rng: Random, query: GoldQuery) -> Iterator[Recipe]:
-    for _ in range(N_FOR_ANSWER):
-        yield replace(Recipe.drawn(rng), rows=rng.choice(ROWS_FOR_ANSWER), planted=0.6, exact=0.6)
-    for _ in range(N_ALIKE):
-        yield _alike(rng)
-    if query.ranks_groups:
-        for _ in range(N_TIED):
-            yield _tied(rng)
+def _recipes_for_answer(rng: Random, query: GoldQuery) -> list[Recipe]:
+    """Recipes of all kinds, in any order: the first ones alone may be used."""
+    recipes = [
+        replace(Recipe.drawn(rng), rows=rng.choice(ROWS_FOR_ANSWER), planted=0.6, exact=0.6)
+        for _ in range(N_FOR_ANSWER)
+    ]
+    recipes += [_alike(rng) for _ in range(N_ALIKE)]
+    recipes += [_tied(rng) for _ in range(N_TIED if query.ranks_groups else 0)]
     largest = max((0, *query.group_sizes))
     for number in range(N_LARGE if largest >= MIN_LARGE else 0):
         rows, exact = min((2 + 2 * number) * largest, MAX_LARGE), rng.choice((0.0, 0.5, 1.0))
-        yield replace(_alike(rng), rows=rows, exact=exact, variety=0, kept=0.5)
+        recipes.append(replace(_alike(rng), rows=rows, exact=exact, variety=0, kept=0.5))
+    rng.shuffle(recipes)
+    return recipes
 
 
 def _tied(rng: Random) -> Recipe:
