@@ -138,6 +138,14 @@ def test_a_column_compared_with_a_series_gets_its_ends_and_steps(source: str, sc
     assert days >= {"2024-01-01", "2024-04-01", "2024-07-01", "2024-10-01", "2025-01-01"}
 
 
+def test_moments_of_a_column_are_moved_to_the_one_that_it_is_compared_with(schema: Schema) -> None:
+    years = "EXTRACT(YEAR FROM age(v.kind, p.joined)) > 9"
+    sql = f"SELECT 1 FROM person p JOIN visit v ON v.person = p.code AND v.kind >= '2025-01-01' AND {years}"
+    gold = read_gold(sql, schema, dialect="postgres")
+    assert gold is not None
+    assert {"2016-01-01 00:00:00"} <= {*gold.literals["person", "joined"]}
+
+
 def test_arguments_of_functions_are_no_values_of_a_column_and_constants_are_computed(schema: Schema) -> None:
     gold = read(
         "SELECT code FROM person WHERE strftime('%Y', joined) = '1997' AND substr(joined, 1, 4) <> '1998' "

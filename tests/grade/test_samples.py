@@ -572,6 +572,20 @@ def test_rows_that_follow_each_other_keep_some_columns(depot: DatabaseSample) ->
     assert any(runs) and not all(runs)
 
 
+def test_days_at_the_turn_of_the_year_are_drawn_where_weeks_are_counted(depot: DatabaseSample) -> None:
+    drawn = contents(depot, "SELECT strftime('%W', gone), count(*) FROM crate GROUP BY 1")
+    assert any(str(row[4])[5:7] == "12" for content in drawn for row in content["crate"])
+
+
+def test_rows_of_both_kinds_are_drawn_where_a_filter_counts_one(depot: DatabaseSample) -> None:
+    sql = "SELECT shelf FROM crate GROUP BY shelf HAVING count(*) FILTER (WHERE kind = 'wire') = 0"
+    gold = read_gold(sql, depot.schema)
+    assert gold is not None
+    recipe = Recipe(40, 1.0, 1.0, 1.0, 0, 0.0, 0.0, in_groups=False)
+    rows = [row for seed in range(5) for row in draw_rows(depot, gold, Random(seed), recipe)["crate"]]
+    assert 0.2 < sum(row[1] == "wire" for row in rows) / len(rows) < 0.8
+
+
 def test_columns_whose_nulls_a_check_ties_are_null_together(tmp_path: Path) -> None:
     path = tmp_path / "appeals.sqlite"
     with closing(sqlite3.connect(path)) as connection, connection:

@@ -28,6 +28,7 @@ from text2sql_grpo.grading.search import (
     draw_databases,
     gap_of,
 )
+from text2sql_grpo.grading.translation import is_rough
 from text2sql_grpo.sql.address import Database, Kind, parse_address
 from text2sql_grpo.sql.executor import SQLExecutor, fingerprint
 from text2sql_grpo.sql.lru import Lru
@@ -134,7 +135,7 @@ class EngineSuites:
             return Suite(gap=gap)
         native = Native(mirror.dialect, mirror.with_plain_values(gold_sql))
         found = Suite(gap=NO_CANDIDATE)
-        if self._is_alike(mirror, database, gold_sql, query):
+        if self._is_alike(mirror, database, gold_sql):
             found = search(mirror.path, query, native)
         if not found.databases and found.gap not in (FAILED, NO_CANDIDATE):
             return found
@@ -166,7 +167,7 @@ class EngineSuites:
         mirror = self.mirror(database)
         gold, answer = (mirror.in_sqlite(sql) or sql for sql in (gold_sql, answer_sql))
         native = Native(mirror.dialect, *map(mirror.with_plain_values, (gold_sql, answer_sql)))
-        is_alike = self._is_alike(mirror, database, gold_sql, gold, answer)
+        is_alike = self._is_alike(mirror, database, gold_sql, answer_sql)
         n_tried = 0
         with new_folder(self._scratch) as folder:
             base = sample_of(mirror.path, fingerprint(mirror.path))
@@ -179,12 +180,16 @@ class EngineSuites:
         drawn = () if is_alike else islice(self._drawn(mirror, native), max(0, N_DRAWN - n_tried))
         return any(self._is_confirmed(path, mirror, database, gold_sql, answer_sql) for path in drawn)
 
-    def _is_alike(self, mirror: Mirror, database: Database, gold_sql: str, *translated: str) -> bool:
-        """True if translated queries return on the mirror what the gold query returns on the database.
+    def _is_alike(self, mirror: Mirror, database: Database, gold_sql: str, *answers: str) -> bool:
+        """True if the queries return on the mirror what the gold query returns on the database.
 
-        Else SQLite cannot run them, or means something else by them. Where the mirror lacks rows, they only
-        have to agree there.
+        Else SQLite cannot run them, or means something else by them, as by a rough translation. Where the
+        mirror lacks rows, they only have to agree there.
         """
+        queries = (gold_sql, *answers)
+        if any(is_rough(sql, mirror.dialect) for sql in queries):
+            return False
+        translated = [mirror.in_sqlite(sql) or sql for sql in queries]
         source, sql = (database, gold_sql) if mirror.is_whole else (mirror.path, translated[0])
         known = GoldResult.of(self._executor, source, sql, limits=self._limits)
         outcomes = [self._executor.execute(mirror.path, one, limits=self._limits) for one in translated]

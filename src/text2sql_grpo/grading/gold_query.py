@@ -1,5 +1,6 @@
 """Dependencies of a gold query: its tables, columns, literals, links between columns, group sizes."""
 
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,10 +28,11 @@ from text2sql_grpo.grading.query_values import (
     expressions_in,
     literal_value,
     literals_in,
+    moved_by,
     searches_in,
     steps_in,
 )
-from text2sql_grpo.grading.time_steps import Step
+from text2sql_grpo.grading.time_steps import OF_PARTS, Step
 from text2sql_grpo.sql.outcome import Cell
 from text2sql_grpo.sql.query import Unread, read_query
 from text2sql_grpo.sql.schema import Schema
@@ -44,6 +46,7 @@ _CUT = (
     *(exp.Substring, exp.Left, exp.Right, exp.StrPosition, exp.Split, exp.SplitPart),
     *(exp.RegexpExtract, exp.Trim, exp.Replace, exp.Cast, exp.TryCast),
 )
+_WEEKS = re.compile(r"week(?!day)|isoyear|%[GUVW]", re.IGNORECASE)
 MAX_NODES = 1_000  # a longer query gets no test databases: mutating it would take too long
 
 
@@ -93,11 +96,13 @@ class GoldQuery:
         is_recursive: Whether a CTE refers to itself.
         missing: Columns that it tests for NULL, the NULLs of outer joins aside.
         denied: Columns of which it leaves out rows with a literal, as `status <> 'lost'` does.
+        mixed: Columns that it compares with a literal in a CASE or FILTER: it needs rows of both kinds.
         summed: Columns that it adds up or averages.
         divided: Columns whose remainders it takes.
         cut: Columns of whose texts it takes a part, and those that it casts.
         trimmed: Columns of whose texts it leaves out blanks at the ends.
         cased: Columns whose texts it brings to one case.
+        weekly: Columns whose weeks it counts.
         tied: Columns by which it orders rows, with another one behind them that decides ties.
         steps: Steps in time that it adds to a column, or compares its distance to another moment with.
     """
@@ -120,11 +125,13 @@ class GoldQuery:
     is_recursive: bool = False
     missing: frozenset[ColumnRef] = frozenset()
     denied: frozenset[ColumnRef] = frozenset()
+    mixed: frozenset[ColumnRef] = frozenset()
     summed: frozenset[ColumnRef] = frozenset()
     divided: frozenset[ColumnRef] = frozenset()
     cut: frozenset[ColumnRef] = frozenset()
     trimmed: frozenset[ColumnRef] = frozenset()
     cased: frozenset[ColumnRef] = frozenset()
+    weekly: frozenset[ColumnRef] = frozenset()
     tied: frozenset[ColumnRef] = frozenset()
     steps: Mapping[ColumnRef, tuple[Step, ...]] = field(default_factory=dict)
 
@@ -164,10 +171,17 @@ def read_gold(
     compared, columns_compared = with_computed(tree, declared)
     literals, patterns, group_sizes = literals_in(compared, columns_compared)
     steps: defaultdict[ColumnRef, list[Step]] = defaultdict(list)
+    known = {
+        column: [value for value in found if isinstance(value, str)] for column, found in literals.items()
+    }
     for columns, found, moved in steps_in(compared, columns_compared):
         for column in columns:
             steps[column] += found
-            literals[column] = [*literals.get(column, ()), *moved]
+            pair = {*columns} - {column} if len({*columns}) == 2 else ()
+            others = (text for other in pair for text in known.get(other, ()))
+            named = [step for step in found if step not in OF_PARTS]
+            moved_of_others = (moment for text in others for moment in moved_by(text, named))
+            literals[column] = [*literals.get(column, ()), *moved, *moved_of_others]
     for columns, pattern in searches_in(compared, columns_compared):
         patterns.add(pattern)
         for column in columns:
@@ -207,11 +221,13 @@ def read_gold(
         is_recursive=any(part.args.get("recursive") for part in tree.find_all(exp.With)),
         missing=frozenset(_missing(tree, columns_of)),
         denied=frozenset(_denied(compared, columns_compared)),
+        mixed=_columns_in(tree.find_all(exp.Case, exp.If, exp.Filter), columns_of),
         summed=_columns_in(sums, columns_compared),
         divided=_columns_in(tree.find_all(exp.Mod), columns_of),
         cut=_columns_in(tree.find_all(*_CUT), columns_of),
         trimmed=_columns_in(tree.find_all(exp.Trim), columns_of),
         cased=_columns_in(tree.find_all(exp.Lower, exp.Upper), columns_of),
+        weekly=_columns_in(filter(_counts_weeks, tree.find_all(exp.Func)), columns_of),
         tied=_columns_in(before_last, columns_of),
         steps={column: tuple(dict.fromkeys(found)) for column, found in steps.items()},
     )
@@ -304,6 +320,10 @@ def _missing(tree: exp.Query, columns_of: dict[int, ColumnRef]) -> Iterator[Colu
         joins = (select.args.get("joins") or []) if select is not None else []
         if _is_null(test) and id(test.this) in columns_of and not any(join.side for join in joins):
             yield columns_of[id(test.this)]
+
+
+def _counts_weeks(node: exp.Expr) -> bool:
+    return _WEEKS.search(f"{node.key} {node.name} {node.text('format')}") is not None
 
 
 def _denied(tree: exp.Query, columns_of: dict[int, ColumnRef]) -> Iterator[ColumnRef]:

@@ -292,6 +292,11 @@ class _Content:
         kinds = {type(value) for value in values}
         dates = table.dates.get(position)
         column = (table.name, table.columns[position])
+        if dates and column in self.gold.weekly:
+            moments = filter(None, map(dates.read, self.rng.sample(own, min(MAX_AIMED, len(own)))))
+            values = values + [
+                dates.written(m.replace(month=12, day=28 + self.rng.randrange(4))) for m in moments
+            ]
         values = list(dict.fromkeys((*values, *self.base.listed.get((column[0], column[1].lower()), ()))))
         for link in self.gold.links:
             if column in link:
@@ -512,6 +517,8 @@ class _Content:
         groups = self._groups(pool, len(rows)) if is_grouped and self.recipe.in_groups else []
         is_denied = (table.name, table.columns[position]) in self.gold.denied
         planted = (1 - self.recipe.planted) / 2 if is_denied else self.recipe.planted
+        if (table.name, table.columns[position]) in self.gold.mixed:
+            planted = min(planted, 0.5)
         for index, row in enumerate(rows):
             if groups:
                 row[position] = groups[index]

@@ -186,7 +186,7 @@ def steps_in(
         steps = [step for step in map(read_step, texts) if step]
         columns = columns or list(columns_of.values())  # the distance is computed elsewhere, by lag() say
         if steps:
-            yield columns, steps, [moved for text in literals for moved in _moved(text, steps)]
+            yield columns, steps, [moved for text in literals for moved in moved_by(text, steps)]
     for part in tree.find_all(*_PARTS):
         yield columns_among(part.find_all(exp.Column), columns_of), OF_PARTS, []
 
@@ -195,18 +195,25 @@ def _units(parts: Sequence[exp.Expr]) -> list[str]:
     """Units in which a comparison may measure a distance in time."""
     is_scaled = any(isinstance(part, exp.Mul) for part in parts)
     named = [part.text("unit") for part in parts if isinstance(part, exp.DateDiff | exp.TsOrDsDiff)]
-    is_in_seconds = any(
-        isinstance(part, exp.Extract | exp.TimeToUnix)
-        or (isinstance(part, exp.Anonymous) and (part.name.lower() != "julianday" or is_scaled))
+    extracted = {part.name.lower() for part in parts if isinstance(part, exp.Extract)}
+    is_in_seconds = "epoch" in extracted or any(
+        isinstance(part, exp.TimeToUnix)
+        or (
+            isinstance(part, exp.Anonymous)
+            and not extracted
+            and (part.name.lower() != "julianday" or is_scaled)
+        )
         for part in parts
     )
     is_year = (isinstance(part, exp.Year) or {part.text("format"), part.name} & _YEARS for part in parts)
     found = [*filter(None, named), *(("seconds", "minutes", "hours") if is_in_seconds else ())]
-    found += ["years"] if any(is_year) else []
+    found += [f"{unit}s" for unit in sorted(extracted - {"epoch"})]
+    found += ["years"] if any(is_year) and "year" not in extracted else []
     return found or ["days"]
 
 
-def _moved(text: str, steps: list[Step]) -> Iterator[str]:
+def moved_by(text: str, steps: Sequence[Step]) -> Iterator[str]:
+    """A moment moved by each step, forwards and backwards; nothing for any other text."""
     with suppress(ValueError, OverflowError):
         moment = datetime.fromisoformat(text).replace(tzinfo=None)
         for step in steps:

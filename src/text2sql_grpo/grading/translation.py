@@ -21,6 +21,14 @@ MAX_COPIED = 24  # nodes of an argument that a translation repeats: nested ones 
 _KIND = "kind"  # key of `Expr.meta`: "date", "moment", "time", "number", "interval", or "span" of seconds
 _MOMENTS = ("date", "moment")
 _COMPARISONS = (exp.EQ, exp.NEQ, exp.GT, exp.GTE, exp.LT, exp.LTE, exp.Between)
+_ROUGH = (
+    *(exp.Median, exp.PercentileCont, exp.PercentileDisc, exp.Quantile, exp.Mode, exp.First, exp.Last),
+    *(exp.GroupConcat, exp.ArrayAgg, exp.Array, exp.ArraySize, exp.ArrayContains, exp.ArrayContainsAll),
+    *(exp.ArrayOverlaps, exp.ArrayDistinct, exp.ArraySort, exp.ArrayToString, exp.ArrayPosition, exp.Explode),
+    *(exp.Bracket, exp.Split, exp.StringToArray, exp.ArgMax, exp.ArgMin, exp.Initcap, exp.Translate),
+    *(exp.RegexpExtract, exp.RegexpReplace, exp.RegexpLike, exp.RegexpILike, exp.StrToDate, exp.StrToTime),
+    *(exp.Lateral, exp.Dayname, exp.Monthname),
+)
 _SIDES = ("this", "expression", "low", "high")
 _OF_FIRST = (
     *(exp.Alias, exp.Paren, exp.Subquery, exp.Window, exp.Coalesce, exp.Nullif, exp.Lag, exp.Lead),
@@ -46,6 +54,7 @@ _PARTS = {
     "DOW": "CAST(STRFTIME('%w', :a) AS INTEGER)",
     "ISODOW": "(STRFTIME('%w', :a) + 6) % 7 + 1",
     "WEEK": "(STRFTIME('%j', :a, '-3 days', 'weekday 4') - 1) / 7 + 1",
+    "ISOYEAR": "CAST(STRFTIME('%Y', :a, '-3 days', 'weekday 4') AS INTEGER)",
     "QUARTER": "(STRFTIME('%m', :a) + 2) / 3",
     "DECADE": "STRFTIME('%Y', :a) / 10",
     "CENTURY": "(STRFTIME('%Y', :a) + 99) / 100",
@@ -71,6 +80,7 @@ _PART_CLASSES: dict[type[exp.Expr], str] = {
     exp.Dayname: "DOW",
     exp.DayOfWeekIso: "ISODOW",
     exp.DayOfYear: "DOY",
+    exp.Week: "WEEK",
     exp.WeekOfYear: "WEEK",
     exp.TimeToUnix: "EPOCH",
 }
@@ -144,6 +154,7 @@ _FUNCTIONS: dict[type[exp.Expr], str] = {
 }
 _NAMED_FUNCTIONS = {
     "MAKE_DATE": "PRINTF('%04d-%02d-%02d', :a, :b, :c)",
+    "ISOYEAR": _PARTS["ISOYEAR"],
     "OCTET_LENGTH": "LENGTH(CAST(:a AS BLOB))",
     "CARDINALITY": "LENGTH(:a) - LENGTH(REPLACE(:a, ',', '')) + 1",
     "UNACCENT": ":a",
@@ -152,7 +163,18 @@ _PART_OF_TEXT = {
     "1": "CASE WHEN INSTR(:a, :b) = 0 THEN :a ELSE SUBSTR(:a, 1, INSTR(:a, :b) - 1) END",
     "rest": "CASE WHEN INSTR(:a, :b) = 0 THEN '' ELSE SUBSTR(:a, INSTR(:a, :b) + LENGTH(:b)) END",
 }
-_FORMS = {"%B": "%m", "%b": "%m", "%A": "%w", "%a": "%w", "%y": "%Y", "%I": "%H", "%u": "%w", "%-": "%"}
+_FORMS = {
+    "%B": "%m",
+    "%b": "%m",
+    "%A": "%w",
+    "%a": "%w",
+    "%y": "%Y",
+    "%I": "%H",
+    "%u": "%w",
+    "%-": "%",
+    "%G": "%Y",
+    "%V": "%W",
+}
 _PART_OF_PATTERN = re.compile(r"(\\.|\[[^\]]*\]|.)(\{\d\}|[+*?])?", re.DOTALL)
 _BEYOND_GLOB = re.compile(r"[()|]|\{\d*,|\{\d\d|\[[^\]]*\\|\\[bBDWS0-9]|(?<!^)\^|\$(?!$)|\(\?")
 _GLOBS = {
@@ -208,6 +230,21 @@ def as_sqlite(sql: str, dialect: str, kinds: Mapping[str, str] | None = None) ->
         return write_query(tree)
     except (SqlglotError, ValueError, RecursionError):
         return None
+
+
+def is_rough(sql: str, dialect: str) -> bool:
+    """True if the translation of a query may return something else than the query where it now does not.
+
+    >>> is_rough("SELECT median(a) FROM t", "duckdb"), is_rough("SELECT sum(a) FROM t", "duckdb")
+    (True, False)
+    """
+    tree = read_query(sql, dialect).tree
+    return tree is not None and any(
+        isinstance(node, _ROUGH)
+        or (isinstance(node, exp.TimeToStr) and any(form in node.text("format") for form in _FORMS))
+        or (isinstance(node, exp.Except | exp.Intersect) and node.args.get("distinct") is False)
+        for node in tree.walk()
+    )
 
 
 def plain_value(node: exp.Expr) -> exp.Expr:
