@@ -1,6 +1,7 @@
 """Copies of test databases as databases of a PostgreSQL server."""
 
 import secrets
+import time
 import weakref
 from collections.abc import Sequence
 from contextlib import suppress
@@ -23,6 +24,7 @@ from text2sql_grpo.sql.outcome import Row
 from text2sql_grpo.sql.postgres_role import COPY_PREFIX, restricted_role_sql
 from text2sql_grpo.sql.schema import Column, Table
 
+RENAMES = 20  # tries, a hundredth of a second apart
 Connection = psycopg.Connection[tuple[Any, ...]]
 _OWN = "n.nspname <> 'information_schema' AND n.nspname NOT LIKE 'pg\\_%'"
 _NAME = "quote_ident(n.nspname) || '.' || quote_ident({}.{}name)"
@@ -89,6 +91,7 @@ _OWN_PARTS = (
     ("DROP DATABASE {} WITH (FORCE)", "datname", "pg_database"),
     ("DROP ROLE {}", "rolname", "pg_roles"),
 )
+_END_SESSIONS = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s"
 _SEARCH_PATH = "SELECT string_agg(quote_ident(name), ', ') FROM unnest(current_schemas(false)) AS name"
 
 
@@ -119,6 +122,8 @@ class PostgresCopies:
         self._server: PostgresServer | None = None
         self._opened: Connection | None = None
         self._templates: dict[Catalogue, _Template] = {}
+        self._made: dict[str, _Template] = {}  # copies, by their names
+        self._spares: dict[_Template, str] = {}
         self._numbers = count()
         self._token = secrets.token_hex(4)
 
@@ -163,14 +168,14 @@ class PostgresCopies:
         template = self._templates[mirror.catalogue]
         name = self._new_name()
         try:
-            admin = self._admin()
-            strategy = " STRATEGY file_copy" if admin.info.server_version >= 150_000 else ""
-            admin.execute(
-                f"CREATE DATABASE {name} OWNER {template.owner} TEMPLATE {template.database}{strategy}"
-            )
-            admin.execute(f"REVOKE TEMPORARY, CREATE ON DATABASE {name} FROM PUBLIC")
+            is_used = self._reused(template, name)
+            if not is_used:
+                self._make(template, name)
+            self._made[name] = template
             opened = self._connected(template, name, mirror.catalogue.search_path)
             with opened as connection, connection.transaction():
+                for table in mirror.tables if is_used else ():
+                    connection.execute(f"DELETE FROM {table_sql(table)}")
 
                 def insert(table: Table, rows: Sequence[Row]) -> None:
                     with connection.transaction():
@@ -190,9 +195,36 @@ class PostgresCopies:
             raise DataError(f"cannot make a test database on PostgreSQL: {error}") from None
         return self._address(name, f"{template.reader}:{template.password}")
 
+    def _make(self, template: _Template, name: str) -> None:
+        admin = self._admin()
+        strategy = " STRATEGY file_copy" if admin.info.server_version >= 150_000 else ""
+        admin.execute(f"CREATE DATABASE {name} OWNER {template.owner} TEMPLATE {template.database}{strategy}")
+        admin.execute(f"REVOKE TEMPORARY, CREATE ON DATABASE {name} FROM PUBLIC")
+
+    def _reused(self, template: _Template, name: str) -> bool:
+        """True if a copy that is no longer needed got the name, which takes a third of the time.
+
+        The name is new, as results may be known by it.
+        """
+        spare = self._spares.pop(template, "")
+        for _ in range(RENAMES if spare else 0):
+            self._admin().execute(_END_SESSIONS, [spare])
+            with suppress(psycopg.errors.ObjectInUse):  # a session is ending
+                self._admin().execute(f"ALTER DATABASE {spare} RENAME TO {name}")
+                return True
+            time.sleep(0.01)
+        if spare:
+            self._admin().execute(f"DROP DATABASE IF EXISTS {spare} WITH (FORCE)")
+        return False
+
     def drop(self, url: str) -> None:
-        """See `copies.CopyEngine`."""
-        self._admin().execute(f"DROP DATABASE IF EXISTS {urlsplit(url).path[1:]} WITH (FORCE)")
+        """See `copies.CopyEngine`; one of each database is kept for the next copy."""
+        name = urlsplit(url).path[1:]
+        template = self._made.pop(name, None)
+        if template is None or template in self._spares:
+            self._admin().execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
+        else:
+            self._spares[template] = name
 
     def _admin(self) -> Connection:
         """Connection of the superuser to the server, which is started first."""

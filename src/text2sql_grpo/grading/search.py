@@ -226,7 +226,9 @@ def draw_databases(database: Path, base: DatabaseSample, queries: Native, *, siz
     base, _ = _as_read(base, database, gold)
     rng = Random(f"{queries.gold}\0{queries.answer}")
     for recipe in _recipes_for_answer(rng, gold)[:size]:
-        yield draw_rows(base, gold, rng, recipe)
+        yield draw_rows(
+            base, gold, rng, replace(recipe, rows=min(2 * recipe.rows, MAX_LARGE))
+        )  # as they are few
 
 
 def gap_of(kills_hard_coded: Sequence[bool], returns_nothing: Sequence[bool], size: int) -> str:
