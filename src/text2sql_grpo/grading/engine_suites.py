@@ -36,10 +36,8 @@ from text2sql_grpo.sql.outcome import ExecutionOutcome, Limits
 from text2sql_grpo.sql.query import read_query
 from text2sql_grpo.sql.schema import read_schema
 
-N_CONFIRMED = (
-    12  # databases of the mirror that refute an answer are tried on the engine, if it means the same
-)
-N_DRAWN = 24  # databases at least are tried where it means something else, or SQLite cannot run the queries
+N_CONFIRMED = 12  # databases of the mirror that refute an answer are tried on the engine
+N_DRAWN = 24  # databases are tried there at least, where SQLite lacks what the queries ask for
 
 
 class EngineSuites:

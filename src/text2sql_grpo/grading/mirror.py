@@ -350,7 +350,8 @@ def _checks(catalogue: Catalogue, kinds: dict[str, str]) -> dict[str, list[str]]
         tree = read_query(statement, catalogue.dialect).tree if "CHECK" in statement.upper() else None
         table = tree.find(exp.Table) if isinstance(tree, exp.Create | exp.Alter) else None
         for check in tree.find_all(exp.CheckColumnConstraint) if tree and table else ():
-            query = as_sqlite(f"SELECT {check.this.sql(catalogue.dialect)}", catalogue.dialect, kinds)
+            test = f"SELECT {check.this.sql(catalogue.dialect)}"
+            query = as_sqlite(test, catalogue.dialect, kinds, has_regexp=True)
             if table and query:
                 found[table.name].append(query.removeprefix("SELECT "))
     return found

@@ -37,6 +37,7 @@ _OF_FIRST = (
 )
 _INTERVALS = ("TO_YEARS", "TO_QUARTERS", "TO_MONTHS", "TO_WEEKS", "TO_HOURS", "TO_MINUTES", "TO_SECONDS")
 _SPLIT = (exp.Split, exp.StringToArray)
+_MATCHING = (exp.RegexpLike, exp.RegexpILike, exp.RegexpFullMatch)
 _SERIES = (exp.GenerateSeries, exp.ExplodingGenerateSeries)
 _KNOWN_TYPES = (*exp.DataType.NUMERIC_TYPES, *exp.DataType.TEXT_TYPES, exp.DataType.Type.BOOLEAN)
 _FUNCTION_OF_KIND = {"date": "DATE", "moment": "DATETIME", "time": "TIME"}
@@ -192,7 +193,9 @@ _SERIES_OF = (
 )
 
 
-def as_sqlite(sql: str, dialect: str, kinds: Mapping[str, str] | None = None) -> str | None:
+def as_sqlite(
+    sql: str, dialect: str, kinds: Mapping[str, str] | None = None, *, has_regexp: bool = False
+) -> str | None:
     """Query in SQLite's SQL, for the mirror; None if sqlglot cannot parse it, or SQLite's SQL is too long.
 
     Namespaces are dropped, and a date is its text, as is a literal of a type that SQLite lacks.
@@ -200,6 +203,7 @@ def as_sqlite(sql: str, dialect: str, kinds: Mapping[str, str] | None = None) ->
     Args:
         dialect: Name in sqlglot of its SQL.
         kinds: `date`, `moment`, `time` or `number` of columns, by their names in lower case.
+        has_regexp: True where SQLite has functions for regular expressions, as when a table is made.
 
     >>> as_sqlite("SELECT a FROM sales.t WHERE d >= DATE '2020-01-31' AND EXTRACT(YEAR FROM d) = 2020", "duckdb")
     "SELECT a FROM t WHERE d >= '2020-01-31' AND CAST(STRFTIME('%Y', d) AS INTEGER) = 2020"
@@ -223,7 +227,7 @@ def as_sqlite(sql: str, dialect: str, kinds: Mapping[str, str] | None = None) ->
             _as_scalars(join)
         _note_kinds(tree, dict(kinds or {}))
         for node in reversed(list(tree.walk(bfs=False))):  # arguments before their functions
-            found = _in_sqlite(node)
+            found = node if has_regexp and isinstance(node, _MATCHING) else _in_sqlite(node)
             if found is not node:
                 found.meta[_KIND] = _kind(node) or _kind(found)
                 node.replace(found)
