@@ -4,6 +4,7 @@ import re
 import sqlite3
 from collections.abc import Sequence
 from contextlib import closing
+from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -575,6 +576,22 @@ def test_rows_that_follow_each_other_keep_some_columns(depot: DatabaseSample) ->
 def test_days_at_the_turn_of_the_year_are_drawn_where_weeks_are_counted(depot: DatabaseSample) -> None:
     drawn = contents(depot, "SELECT strftime('%W', gone), count(*) FROM crate GROUP BY 1")
     assert any(str(row[4])[5:7] == "12" for content in drawn for row in content["crate"])
+
+
+def test_an_hour_of_a_year_is_drawn_where_two_literals_ask_for_it(depot: DatabaseSample) -> None:
+    moments = replace(
+        depot.tables["crate"],
+        rows=tuple(
+            (*row[:4], f"2023-0{1 + row[0] % 9}-15 08:{10 + row[0]}:00", *row[5:])
+            for row in depot.tables["crate"].rows
+        ),
+    )
+    base = replace(depot, tables={**depot.tables, "crate": moments})
+    drawn = contents(
+        base, "SELECT count(*) FROM crate WHERE strftime('%Y', gone) = '2024' AND time(gone) > '14:00:00'"
+    )
+    found = {str(row[4]) for content in drawn for row in content["crate"]}
+    assert any(moment.startswith("2024-") and moment.endswith(" 14:00:00") for moment in found)
 
 
 def test_rows_of_both_kinds_are_drawn_where_a_filter_counts_one(depot: DatabaseSample) -> None:

@@ -224,9 +224,13 @@ class _Content:
         exact: list[Cell] = []
         near: list[Cell] = []
         cores: list[str] = []
-        for literal in literals:
-            if dates:
-                met, beside = dates.around(literal, alike)
+        for literal in literals * 2 if dates and len(literals) > 1 else literals:
+            if dates:  # an hour of a year is asked for by two literals
+                known = [
+                    *self.rng.sample(exact, min(2, len(exact))),
+                    *self.rng.sample(alike, min(3, len(alike))),
+                ]
+                met, beside = dates.around(literal, known)
                 exact += met
                 near += beside
                 continue

@@ -71,7 +71,8 @@ def stepped(dates: DateFormat, value: Cell, steps: Sequence[Step], rng: Random) 
     moment = known.read(value) if known else None
     if moment is None:
         return None
-    beside = timedelta(seconds=rng.choice([0, 0, 0, -1, 1]), days=rng.choice([0, 0, 0, -1, 1]))
+    seconds = rng.choice([0, 0, 0, -1, 1, 43_200])  # whole days of a distance leave out half a day
+    beside = timedelta(seconds=seconds, days=rng.choice([0, 0, 0, -1, 1]))
     named = [step for step in steps if step not in OF_PARTS]
     some = named if named and rng.random() < 0.5 else [*steps, Step()]
     with suppress(ValueError, OverflowError):
