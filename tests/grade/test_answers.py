@@ -17,7 +17,7 @@ def benchmark(repo_root: Path) -> Any:
         yield importlib.import_module("grading_answers")
 
 
-@pytest.mark.parametrize("name", but_first_thorough(["fishery", "rental", "observatory", "orchard"]))
+@pytest.mark.parametrize("name", but_first_thorough(["fishery", "rental", "observatory", "orchard", "school", "parcels"]))
 def test_the_proof_of_each_wrong_answer_makes_a_difference(benchmark: Any, name: str) -> None:
     assert benchmark.unproved(name) == []
 

@@ -136,7 +136,7 @@ class Mirror:
 
     @cached_property
     def kinds(self) -> dict[str, str]:
-        """What columns hold; see `kinds_of`."""
+        """Kinds of the columns; see `kinds_of`."""
         return kinds_of(self.schema)
 
     def with_plain_values(self, sql: str) -> str:
@@ -156,7 +156,7 @@ class Mirror:
 
 
 def kinds_of(schema: Schema) -> dict[str, str]:
-    """What columns of a name in lower case hold, for `as_sqlite`, where all of the name hold the same."""
+    """Kind of the columns of each name in lower case, for `as_sqlite`, where all of the name have the same."""
     found = defaultdict[str, set[str]](set)
     for column in (column for table in schema.tables for column in table.columns):
         is_time = column.cast_type.upper().split()[:1] == ["TIME"]
