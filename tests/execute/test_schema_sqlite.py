@@ -222,7 +222,8 @@ def test_generated_columns_and_unique_keys(tmp_path: Path) -> None:
         CREATE TABLE line (number INTEGER, bill INTEGER, code TEXT UNIQUE, price DECIMAL(12, 2), n INTEGER,
             total DECIMAL(12, 2) GENERATED ALWAYS AS (price * n), twice AS (n * 2) STORED,
             PRIMARY KEY (bill, number), UNIQUE (price, n));
-        CREATE UNIQUE INDEX paid ON line (total) WHERE n > 0;
+        CREATE UNIQUE INDEX paid ON line (total);
+        CREATE UNIQUE INDEX partly ON line (n) WHERE price > 0;
         CREATE UNIQUE INDEX folded ON line (lower(code), n);
         CREATE TABLE loose (x TEXT);
         """,
