@@ -960,7 +960,11 @@ def main() -> None:
     parser.add_argument("--declared_nulls", action="store_true", help="as grading.nulls: declared")
     options = parser.parse_args()
     started = time.perf_counter()
-    found = [c for c in chosen(options.engine, held_out=options.held_out) if options.kind in (None, c.kind)]
+    cases = chosen(options.engine, held_out=options.held_out)
+    found = [case for case in cases if options.kind in (None, case.kind)]
+    if not found:
+        kinds = sorted({case.kind for case in cases})
+        parser.error(f"no class is called {options.kind!r}; there are {', '.join(kinds)}")
     tally: dict[str, Counter[str]] = {}
     with tempfile.TemporaryDirectory() as folder:
         executor = SQLExecutor()
