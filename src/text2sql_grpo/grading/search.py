@@ -43,10 +43,10 @@ HARD_CODED = "hard-coded"  # in place of a mutant: the gold query's result on th
 N_FOR_ANSWER = 24  # candidates drawn for one answer
 N_ALIKE = 6  # more of them, whose rows meet the queries' conditions and share most values
 N_TIED = 10  # more of them, with groups of equal sizes and sums, for queries that rank groups
-N_LARGE = 6  # more of them, of as many rows as a LIMIT or a window frame leaves out some
+N_LARGE = 6  # more of them, with so many rows that a LIMIT or a window frame leaves out some
 N_EQUAL = 10  # more of them, in which amounts of several rows that are compared are equal
 N_WITH_NULLS = 4  # more of them, with NULLs wherever they are declared, if asked for
-MIN_LARGE, MAX_LARGE = 4, 120
+MIN_LARGE, MAX_LARGE = 4, 120  # numbers in a query that ask for them, and their rows
 ROWS_FOR_ANSWER = (1, 8, 16, 24)  # of a table that a query reads, before groups need more
 
 # Fields of a gold query to which an answer adds nothing.
@@ -226,9 +226,8 @@ def draw_databases(database: Path, base: DatabaseSample, queries: Native, *, siz
     base, _ = _as_read(base, database, gold)
     rng = Random(f"{queries.gold}\0{queries.answer}")
     for recipe in _recipes_for_answer(rng, gold)[:size]:
-        yield draw_rows(
-            base, gold, rng, replace(recipe, rows=min(2 * recipe.rows, MAX_LARGE))
-        )  # as they are few
+        larger = replace(recipe, rows=min(2 * recipe.rows, MAX_LARGE))  # as the databases are few
+        yield draw_rows(base, gold, rng, larger)
 
 
 def gap_of(kills_hard_coded: Sequence[bool], returns_nothing: Sequence[bool], size: int) -> str:
