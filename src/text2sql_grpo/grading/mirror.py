@@ -156,7 +156,7 @@ class Mirror:
 
 
 def kinds_of(schema: Schema) -> dict[str, str]:
-    """Kind of the columns of each name in lower case, for `as_sqlite`, where all of the name have the same."""
+    """Kind of the columns of each name in lower case, for `as_sqlite`, where all of a name have the same."""
     found = defaultdict[str, set[str]](set)
     for column in (column for table in schema.tables for column in table.columns):
         is_time = column.cast_type.upper().split()[:1] == ["TIME"]
