@@ -46,9 +46,9 @@ CREATE TABLE customer (id INTEGER PRIMARY KEY, name TEXT, city TEXT, joined DATE
 CREATE TABLE product (id INTEGER PRIMARY KEY, title TEXT, category INTEGER, price REAL, stock INTEGER,
     rating TEXT);
 CREATE TABLE orders (id INTEGER PRIMARY KEY, customer INTEGER REFERENCES customer (id), placed TIMESTAMP,
-    shipped DATE, total REAL);
+    shipped DATE, total DOUBLE PRECISION);
 CREATE TABLE item (orders INTEGER REFERENCES orders (id), product INTEGER REFERENCES product (id),
-    quantity INTEGER, discount REAL);
+    quantity INTEGER, discount DOUBLE PRECISION);
 """
 STAFF = """
 CREATE TABLE department (id INTEGER PRIMARY KEY, department TEXT);
@@ -711,7 +711,7 @@ def _time_steps() -> Iterator[Raw]:
         ),
         (
             "SELECT id FROM orders WHERE shipped - CAST(placed AS DATE) > 20",
-            "SELECT id FROM orders WHERE shipped - placed > INTERVAL '20 days'",
+            "SELECT id FROM orders WHERE shipped - placed > INTERVAL '19 days'",
             "SELECT id FROM orders WHERE shipped - CAST(placed AS DATE) >= 21",
         ),
         (
