@@ -223,8 +223,9 @@ def as_sqlite(
         part.set("db", None)
         part.set("catalog", None)
     try:
+        n_left = MAX_WRITTEN_NODES
         for join in list(tree.find_all(exp.Join)):
-            _as_scalars(join)
+            n_left -= _as_scalars(join, n_left) if n_left > 0 else 0
         _note_kinds(tree, dict(kinds or {}))
         for node in reversed(list(tree.walk(bfs=False))):  # arguments before their functions
             found = node if has_regexp and isinstance(node, _MATCHING) else _in_sqlite(node)
@@ -501,23 +502,29 @@ def _quantified(node: exp.Expr, other: exp.Expr) -> exp.Expr | None:
         inner = inner.this
     is_query = isinstance(inner, exp.Query)
     if isinstance(node, exp.NEQ if is_all else exp.EQ) and (is_query or isinstance(inner, exp.Array)):
-        found = node.this.isin(query=inner) if is_query else node.this.isin(*inner.expressions)
+        found = exp.In(this=node.this)
+        found.set(
+            "query" if is_query else "expressions",
+            inner.subquery(copy=False) if is_query else inner.expressions,
+        )
         return exp.not_(found, copy=False) if is_all else found
     if isinstance(other, exp.Any) and isinstance(node, exp.EQ) and not is_query:
         return _filled("INSTR(:a, :b) > 0", {"a": inner, "b": node.this})
     if isinstance(node, exp.GT | exp.GTE | exp.LT | exp.LTE) and is_query:
         aggregate = exp.Max if is_all == isinstance(node, exp.GT | exp.GTE) else exp.Min
         source = _listed(inner, "some_", ["value_"])
-        bound = exp.select(aggregate(this=exp.column("value_"))).from_(source).subquery()
-        return type(node)(this=node.this.copy(), expression=bound)
+        bound = (
+            exp.select(aggregate(this=exp.column("value_"))).from_(source, copy=False).subquery(copy=False)
+        )
+        return type(node)(this=node.this, expression=bound)
     return None
 
 
 def _listed(query: exp.Expr, name: str, columns: list[str]) -> exp.Subquery:
     """Subquery with other names of its columns."""
     named = exp.TableAlias(this=exp.to_identifier(name), columns=[exp.to_identifier(one) for one in columns])
-    select = exp.select("*").from_(exp.to_table(name))
-    select.set("with_", exp.With(expressions=[exp.CTE(this=query.copy(), alias=named)]))
+    select = exp.select("*").from_(exp.to_table(name), copy=False)
+    select.set("with_", exp.With(expressions=[exp.CTE(this=query, alias=named)]))
     return exp.Subquery(this=select, alias=exp.TableAlias(this=exp.to_identifier(name)))
 
 
@@ -533,9 +540,8 @@ def _source(node: exp.Expr) -> exp.Expr | None:
         values = exp.values([(item,) for item in made.expressions])
         return _listed(values, name or "unnest", columns[:1] or [name or "unnest"])
     if columns and isinstance(node, exp.Values | exp.Subquery):
-        query = node.copy()
-        query.set("alias", None)
-        return _listed(query.this if isinstance(node, exp.Subquery) else query, name, columns)
+        query = node.this if isinstance(node, exp.Subquery) else exp.Values(expressions=node.expressions)
+        return _listed(query, name, columns)
     return None
 
 
@@ -751,29 +757,32 @@ def _as_one(node: exp.Expr) -> exp.Expr | None:
     return None
 
 
-def _as_scalars(join: exp.Join) -> None:
-    """Put scalar subqueries in place of the columns of a LATERAL, as if it had one row."""
+def _as_scalars(join: exp.Join, most: int) -> int:
+    """Put scalar subqueries in place of the columns of a LATERAL, as if it had one row; return their size.
+
+    None are put there if that is more than `most` nodes.
+    """
     lateral, select = join.this, join.parent
     inner = lateral.this.unnest() if isinstance(lateral, exp.Lateral) else None
     if not isinstance(inner, exp.Select) or not isinstance(select, exp.Select) or inner.args.get("group"):
-        return
+        return 0
     alias = lateral.args.get("alias")
     names = [column.name for column in alias.columns] if alias else []
     made = dict(zip(names or inner.named_selects, inner.selects, strict=False))
     owners = ("", alias.name if alias else "")
-    outside = (
-        column for column in select.find_all(exp.Column) if column.find_ancestor(exp.Lateral) is not lateral
-    )
+    inside = set(map(id, lateral.find_all(exp.Column)))
+    outside = (column for column in select.find_all(exp.Column) if id(column) not in inside)
     read = [column for column in outside if column.name in made and column.table in owners]
-    if len(read) * sum(1 for _ in inner.walk()) > MAX_WRITTEN_NODES:
-        return
-    join.pop()
-    for column in read:
+    n_copied = len(read) * sum(1 for _ in inner.walk())
+    if n_copied <= most:
+        join.pop()
+    for column in read if n_copied <= most else ():
         one = inner.copy()
         one.set("expressions", [made[column.name].copy()])
         if made[column.name].find(exp.AggFunc) is None:
             one.limit(1, copy=False)
         column.replace(one.subquery(copy=False))
+    return n_copied
 
 
 _RULES: dict[type[exp.Expr], Callable[[Any], exp.Expr | None]] = {

@@ -32,6 +32,8 @@ MAX_PARSED_CHARS = 16_000  # without comments
 MAX_STEPS = 2_500  # of the parser, at 10 to 40 microseconds each
 MAX_WRITTEN_NODES = 1_000
 _REPEATED = (exp.Greatest, exp.Least)  # functions that SQLite lacks
+_COPIED = (exp.DateAdd, exp.DateSub)  # with all that they hold, when they are written for PostgreSQL
+MAX_COPIED = 24
 MAX_LEXEMES = 30_000  # with comments; about 2 microseconds each
 MAX_DIGITS = 400  # of a number; a longer one is beyond floats
 
@@ -120,6 +122,8 @@ def write_query(tree: exp.Expr, dialect: str = "sqlite") -> str | None:
     if sum(1 for _ in islice(tree.walk(), MAX_WRITTEN_NODES + 1)) > MAX_WRITTEN_NODES:
         return None
     if max(map(_n_written, tree.find_all(*_REPEATED)), default=0) > MAX_WRITTEN_NODES:
+        return None
+    if sum(1 for _ in tree.find_all(*_COPIED)) > MAX_COPIED:
         return None
     try:
         return tree.sql(dialect, comments=False, unsupported_level=ErrorLevel.IGNORE)
