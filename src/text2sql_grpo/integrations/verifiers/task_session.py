@@ -11,7 +11,6 @@ from text2sql_grpo.environment.episode import Message, Rollout
 from text2sql_grpo.errors import RunError
 from text2sql_grpo.integrations.verifiers.loaded_taskset import LoadedTaskset
 from text2sql_grpo.integrations.verifiers.policy_agent import PolicyAgent, Turn
-from text2sql_grpo.integrations.verifiers.toolbox import open_toolbox
 from text2sql_grpo.integrations.verifiers.traces import plain
 from text2sql_grpo.rollout.chat_format import ChatFormat
 
@@ -38,7 +37,7 @@ class TaskSession:
         self.episode = Rollout()
         self._taskset, self._task, self._chat, self._loop = taskset, task, chat, loop
         config = taskset.agent.model_copy(update={"model": model, "runtime": vf.SubprocessConfig()})
-        self._agent = PolicyAgent(config, self._sample, lambda task: open_toolbox(toolsets, task))
+        self._agent = PolicyAgent(config, self._sample, toolsets)
         # Messages that a turn must follow, and the turns; None ends the rollout, from either side.
         self._requests: SimpleQueue[list[vf.Message] | None] = SimpleQueue()
         self._turns: asyncio.Queue[Turn | None] = asyncio.Queue()
@@ -149,8 +148,7 @@ class TaskSession:
             log_probs = []
         episode.messages.append({"role": "assistant", "content": text})
         self._num_passed = len(episode.completion_ids)
-        context = len(episode.prompt_ids) + len(episode.completion_ids) - len(sampled)
-        return Turn(text, before, sampled, log_probs, context, is_cut)
+        return Turn(text, before, sampled, log_probs, is_cut)
 
 
 def _check_branch(trace: vf.Trace, episode: Rollout) -> None:

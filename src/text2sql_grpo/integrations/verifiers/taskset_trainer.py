@@ -18,8 +18,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallba
 from text2sql_grpo.config import RolloutConfig
 from text2sql_grpo.errors import RunError
 from text2sql_grpo.integrations.verifiers.loaded_taskset import LoadedTaskset, load_taskset
+from text2sql_grpo.integrations.verifiers.policy_agent import open_toolbox
 from text2sql_grpo.integrations.verifiers.task_session import TaskSession
-from text2sql_grpo.integrations.verifiers.toolbox import open_toolbox
 from text2sql_grpo.run_folder import TRACES, RunLog
 from text2sql_grpo.training.arguments import SQLGRPOConfig
 from text2sql_grpo.training.parts import Judged, Play, Row
