@@ -3,8 +3,10 @@
 import json
 import os
 import shlex
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -78,9 +80,9 @@ class MCPEnvironment(SQLEnvironment):
                 f" ({', '.join(hidden[:3])}): set data.hide to [], or remove it from the database"
             )
         self._originals.check(original)
-        return MCPBackend(self, self._server(database), original)
+        return MCPBackend(self.tools, partial(self._call, self._server(database), original))
 
-    def call(self, server: Server, original: Path, name: str, arguments: dict[str, Any]) -> ToolResult:
+    def _call(self, server: Server, original: Path, name: str, arguments: dict[str, Any]) -> ToolResult:
         """Run a call of the model on a server; `original` is its database."""
         observation = self.settings.observation
         try:
@@ -130,19 +132,14 @@ class MCPEnvironment(SQLEnvironment):
 
 @dataclass(frozen=True)
 class MCPBackend:
-    """Tool backend of the sessions on one database: a server."""
+    """Tool backend of the sessions on one database: a server.
 
-    environment: MCPEnvironment
-    server: Server
-    original: Path
+    Attributes:
+        tools: JSON schemas of the server's tools and of `submit_sql`.
+    """
 
-    @property
-    def tools(self) -> list[dict[str, Any]]:
-        """JSON schemas of the server's tools and of `submit_sql`."""
-        return self.environment.tools
-
-    def call(self, name: str, arguments: dict[str, Any]) -> ToolResult:
-        return self.environment.call(self.server, self.original, name, arguments)
+    tools: list[dict[str, Any]]
+    call: Callable[[str, dict[str, Any]], ToolResult]
 
 
 def _token(variable: str | None) -> str:

@@ -199,7 +199,6 @@ def open_http(
 
 
 def _is_local(host: str) -> bool:
-    """True if only this machine can reach it."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
