@@ -1,5 +1,6 @@
 """The agent and its terminal session: confidence, follow-up questions, feedback, errors."""
 
+import getpass
 import json
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
@@ -111,6 +112,17 @@ def test_right_feedback_is_a_question_file(environment: Any, tmp_path: Path) -> 
         *("How many branches?", COUNT),
         "shop",
     )
+
+
+def test_feedback_is_saved_where_the_system_has_no_login_name(
+    environment: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def nameless() -> str:
+        raise KeyError("getpwuid(): uid not found: 1234")  # as in some containers
+
+    monkeypatch.setattr(getpass, "getuser", nameless)
+    path = Agent(environment, Script(), "shop").save_feedback(tmp_path, "Cities?", COUNT, is_right=True)
+    assert [one.example.question for one in read_questions(path)] == ["Cities?"]
 
 
 def test_the_last_judgement_of_an_answer_counts(environment: Any, tmp_path: Path) -> None:

@@ -1,4 +1,3 @@
-import getpass
 import json as json_text
 import sys
 import threading
@@ -76,7 +75,7 @@ def review(
             raise ConfigError(f"{folder} has no config.yaml that names its database: give --db")
         databases = Databases(where)
         chosen = drawn(read_questions(source, database=only_name(databases)), count, seed=seed)
-        name = (_login() if by is None else by).replace(",", " ").strip()
+        name = (verdicts.login_name() if by is None else by).replace(",", " ").strip()
         if not name:
             raise ConfigError("--by must be a name")
         made = Review(folder, chosen, databases, executor, grader.suite, by=name)
@@ -93,13 +92,6 @@ def review(
         if known:
             print(f"verdicts: {folder / verdicts.VERIFIED}")
     return 0
-
-
-def _login() -> str:
-    """Login name; empty if the system has none, as in some containers."""
-    with suppress(OSError, KeyError, ImportError):
-        return getpass.getuser()
-    return ""
 
 
 def _questions(folder: Path) -> Path:

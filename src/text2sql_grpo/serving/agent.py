@@ -1,6 +1,5 @@
 """The trained agent on one database: answers with a confidence, follow-up questions, and feedback."""
 
-import getpass
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -25,6 +24,7 @@ from text2sql_grpo.files import append_jsonl, read_json
 from text2sql_grpo.models.loaded_policy import LoadedPolicy
 from text2sql_grpo.run_folder import EVALUATION
 from text2sql_grpo.serving.live_engine import MAX_SESSIONS, EndpointEngine, LocalEngine, WatchedSession
+from text2sql_grpo.serving.verdicts import login_name
 from text2sql_grpo.sql import ExecutionOutcome
 
 SURE_FROM = 0.75  # share of answers that agree, where no evaluation of the model has chosen one
@@ -194,7 +194,7 @@ class Agent:
             "question": question.strip(),
             "sql": sql.strip(),
             "verdict": "right" if is_right else "wrong",
-            "verified_by": getpass.getuser(),
+            "verified_by": login_name(),
             "verified_at": int(time.time()),
         }
         append_jsonl(path, [record])

@@ -1,7 +1,9 @@
 """File of reviewed questions, in the form of Snowflake's verified queries, and its summary."""
 
+import getpass
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,13 @@ VERIFIED, QUARANTINE = "verified.jsonl", "quarantine.jsonl"
 _OF_ITS_SQL = ("look_sql", "guess_sql", "check_sql", "other_golds", "gold_is_empty")
 
 Record = dict[str, Any]
+
+
+def login_name() -> str:
+    """Login name; empty if the system has none, as in some containers."""
+    with suppress(OSError, KeyError, ImportError):
+        return getpass.getuser()
+    return ""
 
 
 def verdict_of(example: Example, question: str, sql: str, fields: Record) -> Record:
