@@ -16,13 +16,13 @@ from text2sql_grpo.data.databases import open_address
 from text2sql_grpo.data.example import Example
 from text2sql_grpo.environment.episode import Action
 from text2sql_grpo.errors import ArgumentError, RunError
-from text2sql_grpo.evaluation.bench import Asked, Environment, opened_model
+from text2sql_grpo.evaluation.bench import Asked, Environment
 from text2sql_grpo.evaluation.endpoint import Endpoint
 from text2sql_grpo.evaluation.sampler import open_sampler
 from text2sql_grpo.evaluation.votes import vote
-from text2sql_grpo.files import append_jsonl, read_json
-from text2sql_grpo.models.loaded_policy import LoadedPolicy
-from text2sql_grpo.run_folder import EVALUATION
+from text2sql_grpo.files import append_jsonl
+from text2sql_grpo.models.loaded_policy import load_policy
+from text2sql_grpo.run_folder import read_evaluation
 from text2sql_grpo.serving.live_engine import MAX_SESSIONS, EndpointEngine, LocalEngine, WatchedSession
 from text2sql_grpo.serving.verdicts import login_name
 from text2sql_grpo.sql import ExecutionOutcome
@@ -226,10 +226,8 @@ def open_agent(
         if isinstance(model, Endpoint):
             engine, title = EndpointEngine(model, environment.sessions, temperature), model.model
         else:
-            policy = opened_model(model)
-            assert isinstance(policy, LoadedPolicy)
             sampler = open_sampler(
-                policy,
+                load_policy(model),
                 environment.sessions,
                 temperature=temperature,
                 engine=run.rollout.engine,
@@ -253,7 +251,6 @@ def _title(model: str) -> str:
 
 def sure_from(model: Path) -> float | None:
     """Confidence from which 80% were right in the evaluation of a model's run; None if unknown."""
-    found = [path for path in (model / EVALUATION, model.parent / EVALUATION) if path.is_file()]
-    sets = read_json(found[0]).get("sets", {}) if found else {}
+    sets = (read_evaluation(model) or read_evaluation(model.parent)).get("sets", {})
     known = [one["samples"].get("sure_from") for one in sets.values() if "samples" in one]
     return max((level for level in known if level is not None), default=None)

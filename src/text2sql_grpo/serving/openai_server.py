@@ -10,8 +10,8 @@ import json
 import logging
 import math
 import time
-from collections import OrderedDict, deque
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from importlib.resources import files
@@ -37,6 +37,7 @@ from text2sql_grpo.files import append_jsonl
 from text2sql_grpo.reporting.shown import outcome_record
 from text2sql_grpo.serving.agent import Agent, Exchange, Reply
 from text2sql_grpo.serving.answer_text import MAX_SENT_ROWS, look_text, reply_record, reply_text
+from text2sql_grpo.sql.lru import Lru
 
 MAX_BODY_BYTES = 1_000_000
 MAX_RUNNING = 64  # questions that run or wait; more get 429
@@ -57,6 +58,7 @@ _HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Cache-Control": "no-store",
 }
+_Handle = Callable[[Request], Awaitable[Response]]
 _logger = logging.getLogger(__name__)
 
 
@@ -65,7 +67,6 @@ class AgentServer:
     """Answers of HTTP requests by an agent.
 
     Attributes:
-        agent: The agent.
         token: Token that each request but those for the page's files and `/health` must bear.
         folder: Where `feedback.jsonl` and `audit.jsonl` are written.
         per_minute: Questions of one client in a minute.
@@ -76,7 +77,7 @@ class AgentServer:
     folder: Path
     per_minute: int = 120
     running: int = 0
-    _times: "OrderedDict[str, deque[float]]" = field(default_factory=OrderedDict)
+    _times: Lru[str, deque[float]] = field(default_factory=lambda: Lru(MAX_CLIENTS))
 
     def app(self, allowed_hosts: Sequence[str] = ()) -> Starlette:
         """Application; requests for other hosts than this machine and `allowed_hosts` are refused."""
@@ -97,13 +98,12 @@ class AgentServer:
             exception_handlers=dict.fromkeys((HTTPException, RunError, ClientDisconnect), _failed),
         )
 
-    def _guarded(self, handle: Any) -> Any:
+    def _guarded(self, handle: _Handle) -> _Handle:
         """Check token, origin and rate of a request before it is handled."""
 
         async def guarded(request: Request) -> Response:
             self._check(request)
-            response: Response = await handle(request)
-            return response
+            return await handle(request)
 
         return guarded
 
@@ -118,10 +118,8 @@ class AgentServer:
         if request.method != "POST":
             return
         client, now = _client(request), time.monotonic()
-        times = self._times.setdefault(client, deque(maxlen=self.per_minute))
-        self._times.move_to_end(client)
-        if len(self._times) > MAX_CLIENTS:
-            self._times.popitem(last=False)
+        times = self._times.get(client) or deque(maxlen=self.per_minute)
+        self._times.put(client, times)
         if len(times) == self.per_minute and now - times[0] <= 60:
             wait = {"Retry-After": str(math.ceil(60 - (now - times[0])))}
             raise HTTPException(429, f"more than {self.per_minute} requests in a minute", wait)

@@ -97,9 +97,8 @@ class _Handler(BaseHTTPRequestHandler):
             return
         try:
             asked = json.loads(self.rfile.read(int(length)))
-            json.dumps(
-                asked, ensure_ascii=False
-            ).encode()  # no half of a surrogate pair, which no question file may hold
+            # No half of a surrogate pair, which no question file may hold.
+            json.dumps(asked, ensure_ascii=False).encode()
         except (ValueError, RecursionError):
             asked = None
         is_json = self.headers.get_content_type() == "application/json"
