@@ -3,7 +3,7 @@
 import asyncio
 from typing import Any
 
-import verifiers.v1 as vf  # type: ignore[import-untyped, import-not-found, unused-ignore]
+import verifiers.v1 as vf
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient, omit
 
 from text2sql_grpo.environment.tool_calls import reply_messages

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, get_type_hints
 
-import verifiers.v1 as vf  # type: ignore[import-untyped, import-not-found, unused-ignore]
+import verifiers.v1 as vf
 
 from text2sql_grpo.errors import ConfigError
 

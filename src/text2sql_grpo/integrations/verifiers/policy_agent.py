@@ -12,15 +12,12 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-import verifiers.v1 as vf  # type: ignore[import-untyped, import-not-found, unused-ignore]
+import verifiers.v1 as vf
 from mcp.server.mcpserver import MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
-from verifiers.v1.session import (  # type: ignore[import-untyped, import-not-found, unused-ignore]
-    RolloutLimits,
-    RolloutSession,
-)
-from verifiers.v1.state import state_cls  # type: ignore[import-untyped, import-not-found, unused-ignore]
-from verifiers.v1.utils.decorators import invoke  # type: ignore[import-untyped, import-not-found, unused-ignore]
+from verifiers.v1.session import RolloutLimits, RolloutSession
+from verifiers.v1.state import state_cls
+from verifiers.v1.utils.decorators import invoke
 
 from text2sql_grpo.environment.protocols import MalformedTurn, before_call, parse_native, tool_schema
 from text2sql_grpo.errors import ConfigError, RunError

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from queue import SimpleQueue
 
-import verifiers.v1 as vf  # type: ignore[import-untyped, import-not-found, unused-ignore]
+import verifiers.v1 as vf
 
 from text2sql_grpo.environment.episode import Message, Rollout
 from text2sql_grpo.errors import RunError

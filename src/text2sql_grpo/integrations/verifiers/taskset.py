@@ -8,7 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import verifiers.v1 as vf  # type: ignore[import-untyped, import-not-found, unused-ignore]
+import verifiers.v1 as vf
 from pydantic import ConfigDict, Field, model_validator
 
 from text2sql_grpo.config import Config, EnvironmentConfig, GradingConfig, parse_config

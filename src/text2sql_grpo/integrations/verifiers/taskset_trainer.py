@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import verifiers.v1 as vf  # type: ignore[import-untyped, import-not-found, unused-ignore]
+import verifiers.v1 as vf
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 from peft import PeftConfig
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
