@@ -82,8 +82,7 @@ class SQLTools:
         """Start an episode on this row of the dataset."""
         self._session = self._environment.session(self._examples[example])
         self._session.start()
-        self._failure = None
-        self._answer = None
+        self._failure = self._answer = None
 
     def run_sql(self, sql: str) -> str:
         """Run one read-only SQL query on the database and see its rows or its error.

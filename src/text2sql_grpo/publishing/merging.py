@@ -40,9 +40,7 @@ class MergeReport:
     Attributes:
         source: The adapter folder, or the folder of a fully trained model.
         base: Path of the base; None for a fully trained model.
-        out: The written folder.
         dtype: Type of the written weights.
-        num_parameters: Number of weights in the merged model.
         is_four_bit: True if the adapter was merged into dequantised 4-bit weights.
         merge_difference: Adapter on its base against the merged model, both float32.
         cast_difference: Merged float32 weights against the written ones, read again.

@@ -79,12 +79,8 @@ class Agent:
     """Agent of one database; safe to use from several threads.
 
     Attributes:
-        environment: Open environment.
-        engine: Rolls out its sessions.
-        database: Name of the database.
         samples: Answers of each question; with several, the model must be sampled.
         sure_from: Confidence from which an answer is sure.
-        name: Name of the model.
     """
 
     environment: Environment

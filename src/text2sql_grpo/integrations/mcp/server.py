@@ -206,8 +206,6 @@ def _is_local(host: str) -> bool:
 
 
 class _OneToken:
-    """Verifier of a single bearer token."""
-
     def __init__(self, token: str) -> None:
         self._token = token.encode()
 
