@@ -31,7 +31,7 @@ from text2sql_grpo.data.databases import Databases
 from text2sql_grpo.environment.observation import ObservationLimits
 from text2sql_grpo.environment.session import EnvironmentSettings, SQLSession
 from text2sql_grpo.errors import ConfigError, DataError, RunError
-from text2sql_grpo.integrations.mcp import server_pool, transport
+from text2sql_grpo.integrations.mcp import server_pool
 from text2sql_grpo.integrations.mcp.environment import MCPEnvironment
 from text2sql_grpo.sql import SQLExecutor
 
@@ -214,7 +214,7 @@ def test_no_more_connections_than_allowed_and_an_idle_one_makes_room(
 def test_a_server_that_starts_at_last_is_waited_for(
     opened: Open, other_server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(transport, "BACK_OFF_S", (0.01, 0.01, 0.01))
+    monkeypatch.setattr(server_pool, "BACK_OFF_S", (0.01, 0.01, 0.01))
     script, tries = tmp_path / "late.sh", tmp_path / "tries"
     script.write_text(f'echo x >> {tries}; [ $(wc -l < {tries}) -lt 3 ] && exit 1; exec "$@"')
     environment = opened(command=f"sh {script} {other_server}")
@@ -250,7 +250,7 @@ def http_answers(*statuses: int) -> Iterator[tuple[str, list[int]]]:
 
 
 def test_a_server_that_cannot_be_reached_stops_the_run(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transport, "BACK_OFF_S", (0.01, 0.01))
+    monkeypatch.setattr(server_pool, "BACK_OFF_S", (0.01, 0.01))
     monkeypatch.setenv("KEY", "secret")
     with pytest.raises(RunError, match=r"FileNotFoundError: .* \(no-such-program\)"):
         opened(command="no-such-program")
@@ -269,7 +269,7 @@ def test_placeholders_and_tokens_reach_the_server(
 ) -> None:
     seen = tmp_path / "seen"
     command = f"sh -c 'echo $KEY $0 $1 > {seen}; exit 1' {{name}} {{database}}"
-    monkeypatch.setattr(transport, "BACK_OFF_S", ())
+    monkeypatch.setattr(server_pool, "BACK_OFF_S", ())
     monkeypatch.setenv("KEY", "secret")
     with pytest.raises(RunError, match="cannot connect"):
         opened(command=command, token_variable="KEY")

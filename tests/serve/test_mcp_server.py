@@ -27,8 +27,7 @@ from tests.tiny_run import json_lines
 from text2sql_grpo.commands import main
 from text2sql_grpo.environment.observation import ObservationLimits
 from text2sql_grpo.errors import DataError
-from text2sql_grpo.integrations.mcp.audit_log import AuditLog
-from text2sql_grpo.integrations.mcp.server import make_server
+from text2sql_grpo.integrations.mcp.server import AuditLog, make_server
 from text2sql_grpo.sql import Limits, SQLExecutor
 from text2sql_grpo.sql.postgres_role import restricted_role_sql
 

@@ -39,8 +39,7 @@ def mcp(
         audit_log: JSONL of every query; default: mcp/ in the cache folder.
         config: YAML whose environment sets the limits; default: the defaults.
     """
-    from text2sql_grpo.integrations.mcp.audit_log import AuditLog
-    from text2sql_grpo.integrations.mcp.server import make_server, open_http
+    from text2sql_grpo.integrations.mcp.server import AuditLog, make_server, open_http
 
     environment = EnvironmentSettings()
     if config is not None:

@@ -21,9 +21,8 @@ from text2sql_grpo.environment.session import EnvironmentSettings, SQLEnvironmen
 from text2sql_grpo.environment.tools import ToolResult
 from text2sql_grpo.errors import ConfigError
 from text2sql_grpo.integrations.mcp.private_copy import Originals
-from text2sql_grpo.integrations.mcp.server_pool import CallTimedOut, ConnectionPool, ServerDied
+from text2sql_grpo.integrations.mcp.server_pool import CallTimedOut, ConnectionPool, Server, ServerDied
 from text2sql_grpo.integrations.mcp.tool_map import MappedTool, mapped_tools, takes_a_query
-from text2sql_grpo.integrations.mcp.transport import Server
 from text2sql_grpo.sql import SQLExecutor
 
 _SUBMIT = TOOLS[-1]

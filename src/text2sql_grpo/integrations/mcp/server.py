@@ -7,12 +7,14 @@ stateless. TLS and limits of connections are left to a proxy (`docs/mcp.md`).
 import asyncio
 import hmac
 import ipaddress
+import json
 import math
 import os
 import socket
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -27,7 +29,6 @@ from pydantic import AnyHttpUrl, BaseModel, Field
 from text2sql_grpo import __version__
 from text2sql_grpo.environment.observation import ObservationLimits, observation_text
 from text2sql_grpo.errors import ConfigError, DataError
-from text2sql_grpo.integrations.mcp.audit_log import AuditLog
 from text2sql_grpo.sql import ExecutionOutcome, SQLExecutor
 from text2sql_grpo.sql.address import parse_address
 from text2sql_grpo.sql.schema import Schema, Table, View, read_schema
@@ -35,6 +36,7 @@ from text2sql_grpo.sql.schema_text import ddl_text, relation_sql
 
 PATH = "/mcp"
 MAX_PAGE_ROWS = 1_000
+MAX_SQL_CHARS = 100_000  # in the audit log
 _READ_ONLY = ToolAnnotations(read_only_hint=True, idempotent_hint=True, open_world_hint=False)
 
 
@@ -60,6 +62,49 @@ class Page(BaseModel):
     next_offset: int | None = Field(None, description="Offset of the next rows; null after the last ones")
     is_truncated: bool = Field(False, description="True if the result has more rows than the server keeps")
     error: str | None = None
+
+
+class AuditLog:
+    """Append-only JSONL file that several servers may share; only its owner can read it.
+
+    Raises:
+        ConfigError: The file cannot be written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        except OSError as error:
+            raise ConfigError(f"cannot write the audit log: {error} (at {path})") from error
+
+    def write(self, *, session: str, sql: str, status: str, rows: int, elapsed_s: float) -> None:
+        """Append a line in one write.
+
+        Args:
+            sql: Cut after `MAX_SQL_CHARS`; no text longer than the executor's limit is run.
+            status: The outcome's status; `failed` if the database could not be read, `cancelled` if the
+                request was.
+
+        Raises:
+            OSError: The disk is full: a query that cannot be logged gets no answer.
+        """
+        line = {
+            "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
+            "session": session,
+            "sql": sql[:MAX_SQL_CHARS],
+            "status": status,
+            "rows": rows,
+            "elapsed_s": round(elapsed_s, 6),
+        }
+        data = json.dumps(line).encode() + b"\n"
+        if os.write(self._file, data) != len(data):
+            raise OSError(f"disk full while writing the audit log {self.path}")
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._file)
 
 
 def make_server(

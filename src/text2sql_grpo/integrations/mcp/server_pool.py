@@ -1,9 +1,9 @@
 """Connection pool to MCP servers, shared by all sessions of a process.
 
-A connection is opened on demand, used by many calls at the
-same time, and replaced after its server died. Only requests that cannot have reached a tool are retried:
-opening, and HTTP requests without a connection or with a refusal. A call under way may have had any effect,
-such as killing its server, so it is not retried.
+A connection is a command's standard input and output, or streamable HTTP. It is opened on demand, used by
+many calls at the same time, and replaced after its server died. Only requests that cannot have reached a tool
+are retried: opening, and HTTP requests without a connection or with a refusal. A call under way may have had
+any effect, such as killing its server, so it is not retried.
 """
 
 import asyncio
@@ -13,22 +13,26 @@ import tempfile
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import anyio
 import httpx2
 from anyio.from_thread import start_blocking_portal
-from mcp import Client, MCPError
+from mcp import Client, MCPError, StdioServerParameters, stdio_client
+from mcp.client.streamable_http import streamable_http_client
 from mcp.types import INVALID_PARAMS, REQUEST_TIMEOUT, CallToolResult, Tool
 
 from text2sql_grpo.errors import RunError
-from text2sql_grpo.integrations.mcp import transport
 from text2sql_grpo.integrations.mcp.private_copy import PrivateCopy
-from text2sql_grpo.integrations.mcp.transport import OPEN_TIMEOUT_S, Server, open_transport
 
+OPEN_TIMEOUT_S = 60.0
 ALIVE_TIMEOUT_S = 5.0
+BACK_OFF_S = (0.2, 1.0, 3.0)
 _CLOSE_TIMEOUT_S = 5.0
 _STDERR_CHARS = 500
+_BUSY = (429, 503)
+_UNAUTHORIZED = (401, 403)
 _PROTOCOL_CODES = range(-32768, -31999)  # reserved by JSON-RPC; others are the tool's
 _FAILURES = (
     *(MCPError, OSError, ExceptionGroup, httpx2.HTTPError),
@@ -37,6 +41,27 @@ _FAILURES = (
 # HTTP requests were retried already.
 _NO_RETRY = (FileNotFoundError, PermissionError, httpx2.ConnectError, httpx2.HTTPStatusError)
 _logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Server:
+    """Address of a server: the words of a command, or a URL.
+
+    Attributes:
+        database: Database of which each process of the command gets a private copy, whose path replaces
+            `{database}`; None for none.
+        token: Bearer token for the URL; empty for none.
+        environment: Additional environment variables of the command.
+    """
+
+    command: tuple[str, ...] = ()
+    database: Path | None = None
+    url: str = ""
+    token: str = field(default="", repr=False)
+    environment: dict[str, str] = field(default_factory=dict, repr=False)
+
+    def __str__(self) -> str:
+        return self.url or " ".join(self.command)
 
 
 class ServerDied(Exception):
@@ -193,7 +218,7 @@ class ConnectionPool:
 
     async def _open_with_retries(self, connection: _Connection) -> None:
         """Open a connection, wait for its end and close it: one task must do all of it."""
-        for pause_s in (*transport.BACK_OFF_S, None):
+        for pause_s in (*BACK_OFF_S, None):
             try:
                 return await self._open_once(connection)
             except _FAILURES as error:
@@ -218,10 +243,15 @@ class ConnectionPool:
         with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as stderr:
             try:
                 async with AsyncExitStack() as stack:
-                    if server.database is not None:
-                        connection.copy = await asyncio.to_thread(PrivateCopy, server.database)
-                        stack.callback(connection.copy.remove)
-                    streams = await open_transport(server, connection.copy, stack, stderr)
+                    streams: Any
+                    if server.url:
+                        http = await stack.enter_async_context(_http_client(server.token))
+                        streams = streamable_http_client(server.url, http_client=http)
+                    else:
+                        if server.database is not None:
+                            connection.copy = await asyncio.to_thread(PrivateCopy, server.database)
+                            stack.callback(connection.copy.remove)
+                        streams = stdio_client(_command(server, connection.copy), errlog=stderr)
                     client = await stack.enter_async_context(
                         Client(streams, read_timeout_seconds=OPEN_TIMEOUT_S)
                     )
@@ -270,3 +300,39 @@ def _first(error: BaseException) -> BaseException:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
+
+
+def _command(server: Server, copy: PrivateCopy | None) -> StdioServerParameters:
+    path = str(copy.path) if copy else ""
+    program, *arguments = (word.replace("{database}", path) for word in server.command)
+    return StdioServerParameters(command=program, args=arguments, env=server.environment)
+
+
+def _http_client(token: str) -> httpx2.AsyncClient:
+    return httpx2.AsyncClient(
+        headers={"Authorization": f"Bearer {token}"} if token else None,
+        timeout=httpx2.Timeout(OPEN_TIMEOUT_S, read=None),  # each call has its own limit
+        transport=_RetryingTransport(),
+        event_hooks={"response": [_refuse_unauthorized]},
+        follow_redirects=True,
+    )
+
+
+class _RetryingTransport(httpx2.AsyncHTTPTransport):
+    """Transport that retries requests which no server can have handled."""
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        for pause_s in BACK_OFF_S:
+            with suppress(httpx2.ConnectError, httpx2.ConnectTimeout):
+                response = await super().handle_async_request(request)
+                if response.status_code not in _BUSY:
+                    return response
+                await response.aclose()
+            await asyncio.sleep(pause_s)
+        return await super().handle_async_request(request)
+
+
+async def _refuse_unauthorized(response: httpx2.Response) -> None:
+    if response.status_code in _UNAUTHORIZED:
+        status = f"{response.status_code} {response.reason_phrase}"
+        raise httpx2.HTTPStatusError(status, request=response.request, response=response)
