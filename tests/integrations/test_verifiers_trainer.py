@@ -2,6 +2,7 @@
 
 # mypy: disallow-untyped-decorators=False
 
+import importlib
 import importlib.util
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -83,6 +84,24 @@ def test_an_environment_of_a_plug_in_directs_its_rollouts(tmp_path: Path) -> Non
     (branch,) = trace.branches
     assert branch.logprobs[-2:] == [-0.5, -0.5] and branch.num_output_tokens == 6
     assert trace.task.key == "number-4"
+
+
+def test_an_environment_may_close_its_interaction_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find_packages()
+    game = importlib.import_module("higher_lower")
+
+    async def run(self: Any, task: Any, agents: Any) -> None:
+        async with agents.agent.interaction(task) as interaction:
+            await interaction.turn()
+            assert (await interaction.close()).reward == pytest.approx(1.2)
+            with pytest.raises(RuntimeError, match="closed"):
+                await interaction.turn("higher")
+
+    monkeypatch.setattr(game.HigherLowerEnv, "run", run)
+    trace = rolled_out(tmp_path, "4", task=4)
+    assert (trace.ok, trace.stop_condition, trace.num_turns) == (True, "user_closed", 1)
 
 
 def test_the_limits_of_the_agent_hold(tmp_path: Path) -> None:
