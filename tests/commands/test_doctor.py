@@ -119,7 +119,7 @@ def test_an_mcp_server_that_does_not_serve_is_a_problem(
     command: str,
     reason: str,
 ) -> None:
-    monkeypatch.setattr("text2sql_grpo.integrations.mcp.transport.BACK_OFF_S", ())
+    monkeypatch.setattr("text2sql_grpo.integrations.mcp.server_pool.BACK_OFF_S", ())
     option = json.dumps({"command": command})
 
     code, found = findings(config, capsys, "--no-dry-run", "--environment.mcp", option)
