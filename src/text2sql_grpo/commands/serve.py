@@ -49,6 +49,7 @@ def serve(
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         listener = socket.create_server((host, port), family=family)
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # asyncio does not set it here
     except OSError as error:
         hint = "try --port 0, or another --host"
         raise ConfigError(f"cannot listen on {host}:{port}: {error}; {hint}") from error

@@ -54,6 +54,7 @@ def open_live(runs: Sequence[Path], port: int) -> tuple[uvicorn.Server, socket.s
     """
     try:
         listener = socket.create_server(("127.0.0.1", port))
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # asyncio does not set it here
     except OSError as error:
         raise ConfigError(f"cannot listen on 127.0.0.1:{port}: {error}; leave --port out") from error
     token = secrets.token_urlsafe(24)
