@@ -121,8 +121,7 @@ def measure(case: Case, device: str = "cpu") -> dict[str, int]:
     from transformers import AutoConfig
 
     from text2sql_grpo.config import LoraSettings, ModelConfig
-    from text2sql_grpo.doctor.memory import estimate_memory
-    from text2sql_grpo.doctor.traced_update import Update
+    from text2sql_grpo.doctor.memory import Update, estimate_memory
 
     settings = ModelConfig(
         path="random",

@@ -20,7 +20,7 @@ from tests.tiny_run import write_config
 from text2sql_grpo.commands import main
 from text2sql_grpo.config import load_config
 from text2sql_grpo.doctor import checks as doctor_checks
-from text2sql_grpo.doctor import dry_run as doctor_model
+from text2sql_grpo.doctor import diagnosis
 from text2sql_grpo.doctor.checks import read_launch
 from text2sql_grpo.doctor.diagnosis import doctor
 from text2sql_grpo.doctor.memory import MemoryEstimate, Sharding
@@ -60,7 +60,7 @@ def unchecked_databases(monkeypatch: pytest.MonkeyPatch) -> None:
 def untraced_update(monkeypatch: pytest.MonkeyPatch) -> None:
     """Spare each call the update that is traced for its memory."""
     nothing = MemoryEstimate(**{field.name: 0 for field in fields(MemoryEstimate)})
-    monkeypatch.setattr(doctor_model, "memory_of", lambda *_, **__: nothing)
+    monkeypatch.setattr(diagnosis, "memory_of", lambda *_, **__: nothing)
 
 
 def findings(config: Path, capsys: pytest.CaptureFixture[str], *options: str) -> tuple[int, dict[str, Any]]:

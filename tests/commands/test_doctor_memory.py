@@ -13,8 +13,15 @@ from tests.model_families import tiny
 from tests.scripted_trainer import Bench
 from tests.tiny_model import write_model
 from text2sql_grpo.config import LoraSettings, ModelConfig
-from text2sql_grpo.doctor.memory import MemoryEstimate, Sharding, estimate_memory
-from text2sql_grpo.doctor.traced_update import LiveBytes, UntraceableError, Update, trace_update
+from text2sql_grpo.doctor.memory import (
+    LiveBytes,
+    MemoryEstimate,
+    Sharding,
+    UntraceableError,
+    Update,
+    estimate_memory,
+    trace_update,
+)
 from text2sql_grpo.errors import ModelError
 from text2sql_grpo.models.loaded_policy import lora_config
 

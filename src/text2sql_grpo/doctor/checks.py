@@ -6,6 +6,7 @@ import platform
 import shutil
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -82,14 +83,11 @@ def versions() -> Finding:
     """Compare installed versions with those that this package requires."""
     found = {name: metadata.version(name) for name in _PACKAGES if importlib.util.find_spec(name)}
     wrong = []
-    try:
-        wanted = [Requirement(line) for line in metadata.requires("text2sql-grpo") or []]
-    except metadata.PackageNotFoundError:  # run from a checkout
-        wanted = []
-    for requirement in wanted:
-        version = found.get(requirement.name)
-        if version and not requirement.specifier.contains(version, prereleases=True):
-            wrong.append(f"{requirement.name} {version} (expected {requirement.specifier})")
+    with suppress(metadata.PackageNotFoundError):  # run from a checkout
+        for requirement in map(Requirement, metadata.requires("text2sql-grpo") or []):
+            version = found.get(requirement.name)
+            if version and not requirement.specifier.contains(version, prereleases=True):
+                wrong.append(f"{requirement.name} {version} (expected {requirement.specifier})")
     text = f"Python {platform.python_version()}, " + ", ".join(f"{n} {v}" for n, v in found.items())
     if wrong:
         text = f"wrong versions: {', '.join(wrong)}: pip install -r requirements_pinned.txt"
@@ -111,13 +109,13 @@ def device() -> Iterator[Finding]:
 
 def settings(config: Config, arguments: SQLGRPOConfig, sharding: Sharding) -> Finding:
     """Find settings that contradict each other or the launch."""
+    is_qlora = config.model.quantization == "4bit"
     reasons = wrong_combinations(arguments, sharding.processes, is_sharded=sharding.stage == 3)
     if arguments.use_vllm and importlib.util.find_spec("vllm") is None:
         reasons.append(f"grpo.use_vllm needs the package vllm: {install_command('vllm')}")
-    if config.model.quantization == "4bit" and sharding.stage == 3:
+    if is_qlora and sharding.stage == 3:
         reasons.append("4-bit weights cannot be sharded: use DDP or ZeRO-2")
-    mode = "full" if config.model.lora is None else "LoRA"
-    mode = "QLoRA" if config.model.quantization == "4bit" else mode
+    mode = "QLoRA" if is_qlora else "full" if config.model.lora is None else "LoRA"
     text = f"{mode}, {config.model.dtype} weights, {sharding.processes} process(es)"
     return Finding("settings", "problem" if reasons else "ok", "; ".join(reasons) or text, {"mode": mode})
 
@@ -125,7 +123,10 @@ def settings(config: Config, arguments: SQLGRPOConfig, sharding: Sharding) -> Fi
 def disk(config: Config, needed_bytes: int | None) -> Finding:
     """Check the disk space of the run folder and of the cache; None needed where the model is not known."""
     folders = {"run folder": config.run.output_dir, "cache": cache_folder("")}
-    free = {name: shutil.disk_usage(_existing(folder)).free for name, folder in folders.items()}
+    free = {}
+    for name, folder in folders.items():
+        existing = next(path for path in (folder, *folder.parents) if path.exists())
+        free[name] = shutil.disk_usage(existing).free
     text = ", ".join(f"{size / GIB:.0f} GiB free for the {name}" for name, size in free.items())
     status: Status = "ok"
     if needed_bytes is not None:
@@ -134,10 +135,6 @@ def disk(config: Config, needed_bytes: int | None) -> Finding:
             status = "problem"
             text += ": set run.output_dir to a larger disk or lower grpo.save_total_limit"
     return Finding("disk", status, text, {"free_bytes": free, "needed_bytes": needed_bytes})
-
-
-def _existing(folder: Path) -> Path:
-    return next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
 
 
 def tokens(arguments: SQLGRPOConfig) -> Finding:
