@@ -34,10 +34,9 @@ from text2sql_grpo.reliability.signals import StopOnInterrupt, stop_on_sigterm
 from text2sql_grpo.reporting.progress import TrainingProgress
 from text2sql_grpo.reporting.trackers import PROJECT, Tracking, check_installed, trackers, tracking
 from text2sql_grpo.run.archive import check_folder, find_checkpoint, prepare_folder, resume_hint
-from text2sql_grpo.run.held_out import accuracy_before, held_out_accuracy
 from text2sql_grpo.run.run_report import report
 from text2sql_grpo.run.sft_stage import save_and_merge, stage_folder, started_policy, train_on
-from text2sql_grpo.run.stage import Run
+from text2sql_grpo.run.stage import Run, accuracy_before, held_out_accuracy
 from text2sql_grpo.run_folder import ROLLOUTS, RunLog, read_metrics
 from text2sql_grpo.training.arguments import SQLGRPOConfig, training_arguments
 from text2sql_grpo.training.blend import blend, trained_weights
