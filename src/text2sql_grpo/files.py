@@ -98,17 +98,11 @@ class BoundedLoader(yaml.SafeLoader):
     PyYAML's scanner looks at all open brackets for each of its tokens.
     """
 
-    def fetch_flow_collection_start(self, TokenClass: type[yaml.Token]) -> None:
-        """Open a bracket."""
-        if self.flow_level >= MAX_YAML_DEPTH:
+    def fetch_more_tokens(self) -> None:
+        """Read a token, unless the open brackets or blocks are too many."""
+        if max(self.flow_level, len(self.indents)) > MAX_YAML_DEPTH:
             raise yaml.YAMLError("it is nested too deeply")
-        super().fetch_flow_collection_start(TokenClass)
-
-    def add_indent(self, column: int) -> bool:
-        """Open a block if a line is indented further."""
-        if len(self.indents) > MAX_YAML_DEPTH:
-            raise yaml.YAMLError("it is nested too deeply")
-        return super().add_indent(column)
+        super().fetch_more_tokens()
 
     def get_single_node(self) -> yaml.Node | None:
         """Compose the document."""
@@ -236,9 +230,9 @@ def refuse_edited(paths: Iterable[Path], made: Mapping[str, str]) -> None:
         )
 
 
-def prune(folder: Path, *, unused_days: float = UNUSED_DAYS) -> None:
-    """Delete the entries of a cache folder that no process used for some days."""
-    oldest = time.time() - unused_days * 86_400
+def prune(folder: Path) -> None:
+    """Delete the entries of a cache folder that no process used for `UNUSED_DAYS`."""
+    oldest = time.time() - UNUSED_DAYS * 86_400
     for entry in os.scandir(folder):
         with suppress(OSError):  # deleted by another process meanwhile
             if entry.stat().st_mtime < oldest:
