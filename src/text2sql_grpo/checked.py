@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import re
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, dataclass_transform, get_args, get_type_hints
 
 from text2sql_grpo.errors import ConfigError
 
@@ -45,12 +45,14 @@ _WORDS = {
 _UNION_MEMBER = re.compile(r"\.(str$|dict\[|list\[|lax-or-strict\[).*")  # what pydantic appends to a key
 
 
+@dataclass_transform(frozen_default=True, field_specifiers=(dataclasses.field,))
 def checked(kind: type[T]) -> type[T]:
-    """Let pydantic check and convert the arguments of a dataclass, like its own `dataclass`.
+    """Make a frozen dataclass whose arguments pydantic checks and converts, like its own `dataclass`.
 
     Importing pydantic takes 0.1 s, which SQL workers and `--help` cannot spend: it is imported for the first
     object that is made with arguments. Defaults are not checked.
     """
+    kind = dataclasses.dataclass(frozen=True)(kind)
     plain: Callable[..., None] = vars(kind)["__init__"]
 
     @functools.wraps(plain)

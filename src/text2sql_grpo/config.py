@@ -50,7 +50,6 @@ _GRPO_SOURCES = {
 
 
 @checked
-@dataclass(frozen=True)
 class RunConfig:
     """Run folder and random seed.
 
@@ -64,7 +63,6 @@ class RunConfig:
 
 
 @checked
-@dataclass(frozen=True)
 class LoraSettings:
     """LoRA adapter; the fields are PEFT's. None takes the default of the model's family.
 
@@ -80,7 +78,6 @@ class LoraSettings:
 
 
 @checked
-@dataclass(frozen=True)
 class ModelConfig:
     """Policy to train: all weights, LoRA, or LoRA on 4-bit weights.
 
@@ -117,7 +114,6 @@ class ModelConfig:
 
 
 @checked
-@dataclass(frozen=True)
 class DataConfig:
     """Questions and databases.
 
@@ -172,7 +168,6 @@ class DataConfig:
 
 
 @checked
-@dataclass(frozen=True)
 class SFTSettings:
     """Supervised fine-tuning (SFT), before GRPO or without it: from gold SQL, collected chats, or both.
 
@@ -221,7 +216,6 @@ class SFTSettings:
 
 
 @checked
-@dataclass(frozen=True)
 class GradingConfig:
     """Grading of answers, in training and evaluation.
 
@@ -248,7 +242,6 @@ class GradingConfig:
 
 
 @checked
-@dataclass(frozen=True)
 class MCPConfig:
     """MCP server that provides the model's tools; set one of `command` and `url`.
 
@@ -279,7 +272,6 @@ class MCPConfig:
 
 
 @checked
-@dataclass(frozen=True)
 class EnvironmentConfig(EnvironmentSettings):
     """Environment of an episode: prompt, turns, limits and tool backend.
 
@@ -296,7 +288,6 @@ class EnvironmentConfig(EnvironmentSettings):
 
 
 @checked
-@dataclass(frozen=True)
 class RolloutConfig:
     """Rollout of episodes, in training and evaluation.
 
@@ -312,7 +303,6 @@ class RolloutConfig:
 
 
 @checked
-@dataclass(frozen=True)
 class SelectionConfig:
     """Selection of the training questions of a GRPO step (docs/selection.md).
 
@@ -329,7 +319,6 @@ class SelectionConfig:
 
 
 @checked
-@dataclass(frozen=True)
 class LossesConfig:
     """Cross-entropy in addition to GRPO's loss, by the weight of a token (docs/losses.md).
 
@@ -351,7 +340,6 @@ class LossesConfig:
 
 
 @checked
-@dataclass(frozen=True)
 class EvaluationConfig:
     """Evaluation on held-out sets.
 
@@ -390,7 +378,6 @@ class EvaluationConfig:
 
 
 @checked
-@dataclass(frozen=True)
 class AlertsConfig:
     """When to alert on a failing run; the means are over the last `window` logged steps.
 
@@ -420,7 +407,6 @@ class AlertsConfig:
 
 
 @checked
-@dataclass(frozen=True)
 class Config:
     """A whole run.
 

@@ -1,13 +1,10 @@
 """Observation of a query: a compact table with caps, or the error."""
 
-from dataclasses import dataclass
-
 from text2sql_grpo.checked import Positive, checked
 from text2sql_grpo.sql.outcome import Cell, ExecutionOutcome
 
 
 @checked
-@dataclass(frozen=True)
 class ObservationLimits:
     """Caps on the shown part of a result; a note names what is cut.
 

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import TYPE_CHECKING
 
 from text2sql_grpo.checked import Positive, checked
@@ -39,7 +39,6 @@ _logger = logging.getLogger(__name__)
 
 
 @checked
-@dataclass(frozen=True)
 class EnvironmentSettings:
     """Prompt, turns and limits of an episode.
 

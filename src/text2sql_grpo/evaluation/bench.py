@@ -36,7 +36,6 @@ T = TypeVar("T")
 
 
 @checked
-@dataclass(frozen=True)
 class Sampling:
     """How answers are sampled.
 

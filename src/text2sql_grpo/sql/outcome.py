@@ -1,6 +1,5 @@
 """Limits and outcome of one execution."""
 
-from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from text2sql_grpo.checked import AboveZero, Positive, checked
@@ -11,7 +10,6 @@ Status = Literal["ok", "error", "timeout", "memory", "denied"]
 
 
 @checked
-@dataclass(frozen=True)
 class Limits:
     """Bounds of one execution.
 

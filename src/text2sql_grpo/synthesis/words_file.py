@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,7 +14,6 @@ HOLE = "{}"  # in a phrase, where the value stands
 
 
 @checked
-@dataclass(frozen=True)
 class Words:
     """How people call the tables, columns and values of a database; all optional.
 
