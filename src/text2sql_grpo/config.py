@@ -281,11 +281,6 @@ class EnvironmentConfig(EnvironmentSettings):
 
     mcp: MCPConfig | None = None
 
-    def settings(self) -> EnvironmentSettings:
-        """Settings without the tool backend."""
-        names = [f.name for f in dataclasses.fields(EnvironmentSettings)]
-        return EnvironmentSettings(**{name: getattr(self, name) for name in names})
-
 
 @checked
 class RolloutConfig:

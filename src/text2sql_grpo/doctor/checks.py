@@ -41,7 +41,6 @@ class Finding:
     """Result of one check.
 
     Attributes:
-        name: Name of the check.
         status: `problem` if a run would fail.
         text: Result in words, with a remedy if there is a problem.
         facts: Figures of the result, for `--json`.
@@ -172,9 +171,8 @@ def mcp_server(config: Config) -> Iterator[Finding]:
 
     started = time.monotonic()
     with SQLExecutor(config.environment.limits, workers=1) as executor:
-        environment = MCPEnvironment(
-            Databases(config.data.databases), executor, config.environment.settings(), server=server
-        )
+        opened = Databases(config.data.databases)
+        environment = MCPEnvironment(opened, executor, config.environment, server=server)
     seconds = time.monotonic() - started
     environment.close()
     names = [tool["function"]["name"] for tool in environment.tools]

@@ -116,14 +116,13 @@ class Environment:
             raise DataError(f"no databases in {self.databases.shown}: give {WHAT_IS_READ}")
         self._is_open = True
         self.executor = SQLExecutor(config.limits)
-        settings = config.settings()
         if config.mcp is None:
-            self.sessions = SQLEnvironment(self.databases, self.executor, settings, hide=hide)
+            self.sessions = SQLEnvironment(self.databases, self.executor, config, hide=hide)
         else:
             from text2sql_grpo.integrations.mcp.environment import MCPEnvironment
 
             self.sessions = MCPEnvironment(
-                self.databases, self.executor, settings, server=config.mcp, hide=hide
+                self.databases, self.executor, config, server=config.mcp, hide=hide
             )
         self.grader = open_grader(self.executor, **vars(grading))
 

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import wait
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -214,8 +214,8 @@ def open_agent(
     """
     run = config or Config(model=ModelConfig(path="none"), data=DataConfig(databases=db, train="none"))
     name, address = open_address(db)
-    settings = run.environment.settings()
-    with Environment({name: address}, test_databases=0, hide=run.data.hide, **vars(settings)) as environment:
+    settings = vars(replace(run.environment, mcp=None))
+    with Environment({name: address}, test_databases=0, hide=run.data.hide, **settings) as environment:
         environment.sessions.schema_text(name)  # fails before anything slow
         temperature = run.evaluation.samples_temperature if samples > 1 else 0.0
         engine: LocalEngine | EndpointEngine
