@@ -117,9 +117,9 @@ def test_the_config_follows_the_machine() -> None:
     coder = size_for({"type": "cpu", "memory_bytes": 64 * GIB}, has_coder=True)
     assert coder.example == "qwen2.5_coder_0.5b_cpu"
     assert [can_train_coder({"type": "cpu", "memory_bytes": gib * GIB}) for gib in (8, 16)] == [False, True]
-    assert minutes_for(coder, 2, 6) == 20
-    assert minutes_for(cpu, 4, 6) == pytest.approx(minutes_for(cpu, 2, 6) / 2)
-    assert minutes_for(size_for({"type": "cuda", "memory_bytes": 8 * GIB}), 2, 6) is None
+    assert minutes_for(coder, 2) == 20
+    assert minutes_for(cpu, 4) == pytest.approx(minutes_for(cpu, 2) / 2)
+    assert minutes_for(size_for({"type": "cuda", "memory_bytes": 8 * GIB}), 2) is None
 
 
 @pytest.mark.thorough

@@ -30,16 +30,7 @@ def init(database: str = "", *, out: Path | None = None, model: str = "", seed: 
     from rich.text import Text
 
     from text2sql_grpo.commands.data import show_made
-    from text2sql_grpo.run.new_project import (
-        GRPO_STEPS,
-        SETS,
-        can_train_coder,
-        described,
-        minutes_for,
-        next_commands,
-        size_for,
-        write_config,
-    )
+    from text2sql_grpo.run import new_project
     from text2sql_grpo.synthesis.generator import PERSONAL, make_questions
     from text2sql_grpo.synthesis.profile import Profile
     from text2sql_grpo.synthesis.words import add_words
@@ -59,7 +50,7 @@ def init(database: str = "", *, out: Path | None = None, model: str = "", seed: 
         with SQLExecutor() as executor:
             profile = Profile(executor, found.address(name), PERSONAL)
             table = Table("table", "rows", "columns", "keys", box=None, pad_edge=False)
-            for row in described(profile):
+            for row in new_project.described(profile):
                 table.add_row(*map(Text, row))
             console.print(table)
             if profile.hidden:
@@ -68,12 +59,12 @@ def init(database: str = "", *, out: Path | None = None, model: str = "", seed: 
             words = folder / "words.yaml"
             added = add_words(profile, name, words)
         console.print(f"{words}: {added} words added", soft_wrap=True, markup=False)
-        with counting("Questions", sum(one.count for one in SETS)) as on_question:
+        with counting("Questions", sum(one.count for one in new_project.SETS)) as on_question:
             made = make_questions(
                 database if "://" in database else Path(database),
                 folder / "questions",
                 seed=seed,
-                question_sets=SETS,
+                question_sets=new_project.SETS,
                 words=words,
                 on_question=on_question,
             )
@@ -83,17 +74,19 @@ def init(database: str = "", *, out: Path | None = None, model: str = "", seed: 
         from text2sql_grpo.models.sources import CODER_HUB_ID, is_on_hub
 
         machine, config = hardware(), folder / "config.yaml"
-        has_coder = bool(model) or (can_train_coder(machine) and is_on_hub(CODER_HUB_ID))
-        size = size_for(machine, has_coder=has_coder)
-        minutes = minutes_for(size, os.cpu_count() or 1, GRPO_STEPS)
+        has_coder = bool(model) or (new_project.can_train_coder(machine) and is_on_hub(CODER_HUB_ID))
+        size = new_project.size_for(machine, has_coder=has_coder)
+        minutes = new_project.minutes_for(size, os.cpu_count() or 1)
         files = [name for name, count in made.files.items() if count]
-        is_new = write_config(config, profile, size, minutes, database=database, files=files, model=model)
+        is_new = new_project.write_config(
+            config, profile, size, minutes, database=database, files=files, model=model
+        )
         first: dict[str, Any] = next(iter(read_jsonl(folder / "questions" / "train.jsonl", "questions")), {})
     time = "doctor measures the time" if minutes is None else f"about {minutes:.0f} minutes"
     shown = f"{config}: as {size.example}, {size.need}, {time}" if is_new else f"{config}: kept as it was"
     console.print(shown, soft_wrap=True, markup=False)
     question = str(first.get("question", "How many rows are there?")).replace('"', "'")
     console.print("Next:")
-    for line in next_commands(folder, size, database=database, question=question):
+    for line in new_project.next_commands(folder, size, database=database, question=question):
         console.print(f"  {line}", soft_wrap=True, markup=False)
     return 1 if made.lacks else 0

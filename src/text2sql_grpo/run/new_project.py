@@ -76,11 +76,11 @@ def size_for(hardware: Mapping[str, Any], *, has_coder: bool = False) -> Size:
     return next(size for size in _SIZES if memory >= size.gpu_gib and (has_coder or size.example != _CODER))
 
 
-def minutes_for(size: Size, cores: int, grpo_steps: int) -> float | None:
+def minutes_for(size: Size, cores: int) -> float | None:
     """Estimate of a run's minutes, from those of the quickstart on two cores; None for a GPU."""
     if size.gpu_gib:
         return None
-    minutes = (SFT_STEPS * _SFT_STEP_S + grpo_steps * _GRPO_STEP_S) / 60
+    minutes = (SFT_STEPS * _SFT_STEP_S + GRPO_STEPS * _GRPO_STEP_S) / 60
     return (_CODER_MINUTES if size.example == _CODER else minutes) * _CORES / max(1, min(cores, 8))
 
 
@@ -97,10 +97,7 @@ def write_config(
     """Write the config of a run on a database; one that is there stays. True if it was written.
 
     Args:
-        path: The file, in the folder of `questions`.
-        profile: The database.
-        size: The shipped config that it follows.
-        minutes: Estimate of the time; None if there is none.
+        path: The file, next to the folder `questions`.
         database: The database as the user named it.
         files: Names of the question files that were made.
         model: The model to train; empty for that of the shipped config.
@@ -109,7 +106,7 @@ def write_config(
         return False
     folder = path.parent
     tree = parse_yaml((ROOT / "config" / f"{size.example}.yaml").read_text("utf-8"))
-    tree["run"] |= {"output_dir": str(folder / "run")}
+    tree["run"]["output_dir"] = str(folder / "run")
     questions = folder / "questions"
     tests = [name for name in ("test_values", "test_templates") if name in files]
     tree["data"] = {
@@ -122,8 +119,8 @@ def write_config(
         tree["data"]["dev"] = str(questions / "dev.jsonl")
         tree.setdefault("evaluation", {})["keep"] = "best"  # the start where no step of GRPO is better
     else:
-        tree.get("evaluation", {}).pop("every", None)
-        tree.get("evaluation", {}).pop("keep", None)
+        for name in ("every", "keep"):
+            tree.get("evaluation", {}).pop(name, None)
     tree.pop("selection", None)
     tree["model"].pop("frozen_layers", None)  # the model may have fewer
     if estimated_tokens(compact_text(profile.schema)) > _PROMPT_TOKENS and not size.gpu_gib:
@@ -131,12 +128,11 @@ def write_config(
     if size.example == _CODER:
         tree["grpo"] |= {"max_steps": _CODER_GRPO_STEPS, "gradient_accumulation_steps": 4, "warmup_steps": 1}
         tree["evaluation"] |= {"every": 4, "schedule_samples": 30} if "dev" in files else {}
+    if size.example == "quickstart":
+        tree["model"]["path"] = str(folder / "start")
+        tree["grpo"]["max_steps"] = GRPO_STEPS
     if model:
         tree["model"]["path"] = model
-    elif size.example == "quickstart":
-        tree["model"]["path"] = str(folder / "start")
-    if size.example == "quickstart":
-        tree["grpo"]["max_steps"] = GRPO_STEPS
     if not size.gpu_gib and "demonstrations" in files:
         steps = _CODER_SFT_STEPS if size.example == _CODER else SFT_STEPS
         tree["sft"] = {

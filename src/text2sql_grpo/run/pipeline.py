@@ -129,7 +129,7 @@ def _train(config: Config, console: Console, resume: str | None) -> RunResult:
             _check_frozen_layers(config.model, policy, arguments)
     except KeyboardInterrupt:
         console.print("Stopped. Run the same command again: SFT resumes at its last checkpoint.")
-        return RunResult(config.run.output_dir)
+        return RunResult(run.folder)
     prepare_folder(config, checkpoint, console)
     if stage is not None and ranks.is_main():
         shutil.copytree(stage, run.folder / "sft", ignore=_WEIGHTS, dirs_exist_ok=True)
@@ -139,7 +139,7 @@ def _train(config: Config, console: Console, resume: str | None) -> RunResult:
             return _improve(run, arguments, policy, questions, select, checkpoint, tracked)
     except KeyboardInterrupt:
         console.print(f"Stopped. {resume_hint(run.folder)}", soft_wrap=True)
-        return RunResult(config.run.output_dir)
+        return RunResult(run.folder)
 
 
 def _check_frozen_layers(settings: ModelConfig, policy: LoadedPolicy, arguments: SQLGRPOConfig) -> None:
@@ -243,18 +243,14 @@ def run_arguments(config: Config) -> SQLGRPOConfig:
     Raises:
         ConfigError: See `training_arguments`.
     """
-    preset = {"project": PROJECT, "run_name": config.run.output_dir.absolute().name, "disable_tqdm": True}
-    fields = {**preset, **config.grpo}
+    folder = config.run.output_dir.absolute()
+    fields = {"project": PROJECT, "run_name": folder.name, "disable_tqdm": True, **config.grpo}
     # transformers does not know Weave.
     names = [name for name in trackers(config.grpo.get("report_to")) if name != "weave"]
     fields["report_to"] = names or ["none"]
     if config.evaluation.every is not None:
         fields.setdefault("metric_for_best_model", SCHEDULED_METRIC)
-    return training_arguments(
-        fields,
-        output_dir=str(config.run.output_dir.absolute()),
-        seed=config.run.seed,
-    )
+    return training_arguments(fields, output_dir=str(folder), seed=config.run.seed)
 
 
 def select_questions(questions: Sequence[Example], bench: Bench, arguments: SQLGRPOConfig) -> Select:
@@ -266,10 +262,7 @@ def select_questions(questions: Sequence[Example], bench: Bench, arguments: SQLG
     """
     arguments.check_questions(len(questions))
     select = open_select(
-        questions,
-        bench.config.selection,
-        seed=arguments.seed,
-        shuffle=arguments.shuffle_dataset,
+        questions, bench.config.selection, seed=arguments.seed, shuffle=arguments.shuffle_dataset
     )
     suite = bench.environment.grader.suite
     if suite is None:

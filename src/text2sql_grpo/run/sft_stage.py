@@ -48,12 +48,7 @@ from text2sql_grpo.rollout.demonstrations import Demonstration, chat_demonstrati
 from text2sql_grpo.rollout.policy import context_length
 from text2sql_grpo.run.archive import check_folder, find_checkpoint, prepare_folder, resume_hint
 from text2sql_grpo.run_folder import RunLog
-from text2sql_grpo.sft.sft_trainer import (
-    RESULT_FIELDS,
-    SFTData,
-    SFTStageTrainer,
-    stage_arguments,
-)
+from text2sql_grpo.sft.sft_trainer import RESULT_FIELDS, SFTData, SFTStageTrainer, stage_arguments
 from text2sql_grpo.training.arguments import SQLGRPOConfig
 from text2sql_grpo.training.schedule import schedule_evaluations
 
@@ -144,11 +139,7 @@ def started_policy(
 
 
 def stage_trainer(
-    bench: Bench,
-    policy: LoadedPolicy,
-    folder: Path,
-    arguments: SQLGRPOConfig,
-    console: Console,
+    bench: Bench, policy: LoadedPolicy, folder: Path, arguments: SQLGRPOConfig, console: Console
 ) -> SFTStageTrainer:
     """Make the SFT trainer; add an adapter if the config has one and the policy has none.
 
@@ -185,11 +176,7 @@ def stage_trainer(
     steps = len(data) // arguments.world_size
     training = stage_arguments(settings, arguments, folder, steps=steps, is_adapter=adapter is not None)
     trainer = SFTStageTrainer(
-        model,
-        training,
-        data,
-        max_tokens=settings.max_tokens,
-        processing_class=policy.tokenizer,
+        model, training, data, max_tokens=settings.max_tokens, processing_class=policy.tokenizer
     )
     every = config.evaluation.every and (settings.evaluate_every or config.evaluation.every)
     schedule_evaluations(trainer, bench.answer, bench.dev, every=every, console=console)

@@ -86,11 +86,7 @@ class _Keeper(logging.Handler):
 
 
 def answer_on_all_ranks(
-    run: Run,
-    policy: LoadedPolicy,
-    sets: dict[str, list[Example]],
-    title: str,
-    temperature: float,
+    run: Run, policy: LoadedPolicy, sets: dict[str, list[Example]], title: str, temperature: float
 ) -> dict[str, list[Answer]]:
     """Answer all questions, split among the ranks that hold the whole model; returned on every rank."""
     holds = ranks.gather(ranks.holds_all_weights(policy.model))
