@@ -69,12 +69,7 @@ def ask(
 
 
 def model_source(model: str | None, base_url: str | None, served_model: str | None) -> "str | Endpoint":
-    """Model of `ask` and `serve`, checked as far as nothing slow is needed.
-
-    Raises:
-        ConfigError: Options are missing.
-        ModelError: There is no such model.
-    """
+    """Model of `ask` and `serve`, checked as far as nothing slow is needed."""
     from text2sql_grpo.evaluation.endpoint import Endpoint
 
     check_one_of(model=model, base_url=base_url)

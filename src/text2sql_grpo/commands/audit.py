@@ -139,10 +139,7 @@ def reward(
     questions = [q for path in shard_files(run.data.train) for q in read_questions(path, database=database)]
     examples = [question.example for question in questions if question.example.id not in left_out]
     examples = Random(seed).sample(examples, min(golds, len(examples)))
-    with (
-        SQLExecutor(run.environment.limits) as executor,
-        counting("Golds", len(examples)) as on_gold,
-    ):
+    with SQLExecutor(run.environment.limits) as executor, counting("Golds", len(examples)) as on_gold:
         grader = open_grader(executor, **vars(run.grading))
         audit = RewardAudit(rewards, grader, executor)
         answers = audit.probes()

@@ -1,4 +1,3 @@
-import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -136,7 +135,7 @@ def _settings_of(config: Config, model: str, temperature: float, seed: int) -> d
         "model": model,
         "temperature": temperature,
         "seed": seed,
-        "environment": json.loads(json.dumps(asdict(config.environment), default=str)),
+        "environment": asdict(config.environment),
         "rewards": config.rewards,
         "test_databases": config.grading.test_databases,
     }

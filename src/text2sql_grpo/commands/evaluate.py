@@ -1,4 +1,4 @@
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from itertools import chain
 from pathlib import Path
@@ -75,21 +75,20 @@ def evaluate(
     is_run = model_path is not None and (path / CONFIG).is_file()
     folder = path if is_run else path.resolve().parent if model_path and path.is_dir() else Path()
     out = out or folder / f"evaluation-{path.resolve().name}.json"
-    count = num_samples or run.data.test_samples
-    samples = run.evaluation.samples if samples is None else samples
+    count, wanted = num_samples or run.data.test_samples, run.evaluation
+    samples = wanted.samples if samples is None else samples
     if export is not None and count is not None:
         raise ConfigError(
             "--export needs whole sets: leave out --num_samples and set data.test_samples to null"
         )
     if samples == 1:
         raise ConfigError("--samples must be at least 2: one answer holds no vote")
-    own = run.evaluation.samples_temperature if samples else run.evaluation.temperature
-    warmth = own if temperature is None else temperature
+    if temperature is not None and samples:
+        wanted = replace(wanted, samples_temperature=temperature)
+    elif temperature is not None:
+        wanted = replace(wanted, temperature=temperature)
     seed = run.run.seed if seed is None else seed
-    sampling: dict[str, Any] = {
-        "temperature": run.evaluation.temperature if samples else warmth,
-        "seed": seed,
-    }
+    sampling: dict[str, Any] = {"temperature": wanted.temperature, "seed": seed}
     with options.writing_to(out):
         options.check_place(out)
         lines = out.with_suffix(".jsonl")
@@ -108,25 +107,27 @@ def evaluate(
         from text2sql_grpo.reporting.report_page import evaluation_report, write_page
         from text2sql_grpo.reporting.shown import show_answer, show_line
 
-        served = Endpoint(str(base_url), str(model), key_variable=key_variable, parallel=parallel)
+        source = model_path or Endpoint(str(base_url), str(model), key_variable, parallel)
         with Bench.open(run) as bench:
             chosen = {name: evenly_spaced(named, count) for name, named in bench.held_out(sets).items()}
             for line in _unlike_the_run(run, recorded, bench.test, chosen, sampling):
                 console.print(Text(line), soft_wrap=True)
-            asked = opened_model(model_path) if model_path else served
+            asked = opened_model(source)
             answers = answer_with_bar(bench, chosen, asked, console, **sampling)
             sampled = {}
             if samples:
-                warm = sampling | {"temperature": warmth}
-                sampled = answer_with_bar(
-                    bench, chosen, asked, console, title="Samples", samples=samples, **warm
-                )
+                warm = sampling | {"temperature": wanted.samples_temperature, "samples": samples}
+                sampled = answer_with_bar(bench, chosen, asked, console, title="Samples", **warm)
             scores = scored_sets(bench.environment, answers, sampled, samples)
             if "ves" in (metrics or ()):
                 _add_r_ves(scores, answers, bench, console)
             accepted = bench.environment.grader.accepted
             record = {"sets": scores, "model": model_path or model, **sampling, "num_samples": count}
-            record["questions_sha256"] = _hashes(run, chosen)
+            # Tells versions of a benchmark apart.
+            files = {name: Path(str(run.data.test[name])) for name in chosen}
+            record["questions_sha256"] = {
+                name: sha256(file) for name, file in files.items() if file.is_file()
+            }
             record["environment"] = asdict(run.environment)
             record["accepted_by_gap"] = dict(accepted.most_common())
             write_json(out, record)
@@ -192,12 +193,6 @@ def _perturbed(
     return forms
 
 
-def _hashes(run: Config, sets: Iterable[str]) -> dict[str, str]:
-    """Hash of each set's question file, which tells versions of a benchmark apart."""
-    files = {name: Path(str(run.data.test[name])) for name in sets}
-    return {name: sha256(path) for name, path in files.items() if path.is_file()}
-
-
 def _unlike_the_run(
     here: Config,
     recorded: Path | None,
@@ -216,12 +211,9 @@ def _unlike_the_run(
         "temperature": (sampling["temperature"], run.evaluation.temperature),
         "seed": (sampling["seed"], run.run.seed),
     }
-    facts |= {
-        f"{section}.{name}": (value, getattr(getattr(run, section), name))
-        for section, names in _DECISIVE.items()
-        for name in names or vars(getattr(here, section))
-        for value in [getattr(getattr(here, section), name)]
-    }
+    for section, names in _DECISIVE.items():
+        ours, its = vars(getattr(here, section)), vars(getattr(run, section))
+        facts |= {f"{section}.{name}": (ours[name], its[name]) for name in names or ours}
     unlike = [f"{name} {value} instead of {its}" for name, (value, its) in facts.items() if value != its]
     return [f"Not to be compared with the figures of the run: {'; '.join(unlike)}"] if unlike else []
 

@@ -56,11 +56,7 @@ def check_one_of(**options: object) -> None:
 
 
 def check_served(base_url: str | None, model: str | None, config: Path | None) -> None:
-    """Refuse an endpoint without its model's name or a config.
-
-    Raises:
-        ConfigError: An option is missing.
-    """
+    """Refuse an endpoint without its model's name or a config."""
     if (base_url is None) != (model is None):
         raise ConfigError("--base_url and --model go together: give both")
     if base_url is not None and config is None:
@@ -88,11 +84,7 @@ def check_place(out: Path) -> None:
 
 
 def check_models(*names: str | None) -> None:
-    """Refuse names of models, or of their answers, that are neither files nor Hub ids; None passes.
-
-    Raises:
-        ModelError: See above.
-    """
+    """Refuse names of models, or of their answers, that are neither files nor Hub ids; None passes."""
     from text2sql_grpo.models.sources import check_name
 
     for name in names:

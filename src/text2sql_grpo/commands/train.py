@@ -5,15 +5,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from text2sql_grpo.commands.options import (
-    INTERRUPTED,
-    Seed,
-    config_or_quickstart,
-    config_with_files,
-    importing,
-    quiet_console,
-    writing_to,
-)
+from text2sql_grpo.commands import options
+from text2sql_grpo.commands.options import Seed, config_with_files
 from text2sql_grpo.config import Config
 from text2sql_grpo.errors import ConfigError
 from text2sql_grpo.run_folder import read_evaluation
@@ -39,19 +32,19 @@ def train(
         seeds: One run for each seed, one after the other, into the folders RUN/seed-N, and then how far they
             agree. Given again, it goes on where it was stopped.
     """
-    config = config_or_quickstart(config)
+    config = options.config_or_quickstart(config)
     if seeds is not None:
         return _train_each(config, seeds, settings, smoke=smoke, resume=resume)
     run = config_with_files(config, settings, is_trained=True)
     if smoke:
         run = config_with_files(config, [*_smoke_settings(run), *settings], is_trained=True)
-    with writing_to(run.run.output_dir):
-        console = quiet_console()
-        with importing():
+    with options.writing_to(run.run.output_dir):
+        console = options.quiet_console()
+        with options.importing():
             from text2sql_grpo.run import pipeline
 
         result = pipeline.train(run, resume=resume, console=console)
-    return 0 if result.merged else INTERRUPTED
+    return 0 if result.merged else options.INTERRUPTED
 
 
 def _train_each(
