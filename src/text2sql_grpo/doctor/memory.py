@@ -61,11 +61,9 @@ class Update:
     Attributes:
         rows: Number of completions, `per_device_train_batch_size`.
         num_generations: Completions per prompt; those in the same pass share it.
-        prompt_tokens: Tokens of each prompt.
         completion_tokens: Tokens of each episode after its prompt.
         sampled_tokens: Number of `completion_tokens` that the policy sampled, which get log-probs.
         shares_prompts: Forward each distinct prompt once.
-        gradient_checkpointing: Recompute activations inside layers.
         autocast: dtype of the passes; None for that of the weights.
     """
 
@@ -86,15 +84,12 @@ class MemoryEstimate:
     Attributes:
         weights: All weights, with the adapter.
         reference: Second copy of the weights for the KL term.
-        gradients: Gradients of trained weights.
-        optimizer: Optimiser states.
         update: Activations and temporaries of the update.
         rollouts: Cache and temporaries of rollouts, freed before the update.
         engine: Memory that vLLM reserves on the same device.
         context: Reserve for memory outside of tensors.
         host: Host memory for offloading.
-        trained_parameters: Number of trained weights.
-        parameters: Number of weights.
+        trained_parameters: Number of trained weights, not bytes; `parameters` counts all.
     """
 
     weights: int
