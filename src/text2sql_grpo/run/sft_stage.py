@@ -1,10 +1,9 @@
 """Supervised fine-tuning (SFT): as a stage before GRPO, with its result in the cache, or alone."""
 
-import dataclasses
 import shlex
 import shutil
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
@@ -33,14 +32,7 @@ from text2sql_grpo.models.loaded_policy import (
     with_adapter,
 )
 from text2sql_grpo.publishing.merging import merge_adapter
-from text2sql_grpo.reliability import ranks
-from text2sql_grpo.reliability.checkpoints import (
-    find_damage,
-    is_finished,
-    remove_left_over,
-    saved_checkpoints,
-    steps_done,
-)
+from text2sql_grpo.reliability import checkpoints, ranks
 from text2sql_grpo.reliability.signals import StopOnInterrupt, stop_on_sigterm
 from text2sql_grpo.reporting.progress import TrainingProgress, sft_facts
 from text2sql_grpo.rollout.chat_format import ChatFormat
@@ -201,9 +193,9 @@ def _stage_folder(bench: Bench, arguments: SQLGRPOConfig, run: Path | None) -> P
     assert settings is not None
     model, databases, servers = Path(config.model.path), bench.environment.databases, _servers(bench)
     what = {
-        "sft": dataclasses.asdict(settings),
-        "model": dataclasses.asdict(config.model) | ({"path": None} if model.is_dir() else {}),
-        "environment": dataclasses.asdict(config.environment),
+        "sft": asdict(settings),
+        "model": asdict(config.model) | ({"path": None} if model.is_dir() else {}),
+        "environment": asdict(config.environment),
         "seed": config.run.seed,
         "data": [config.data.train_samples, config.data.dev_databases],
         "grpo": {name: getattr(arguments, name) for name in RESULT_FIELDS},
@@ -258,12 +250,14 @@ def _copy_adapter(config: Config, adapter: Path, folder: Path) -> None:
 def _run_stage(bench: Bench, folder: Path, arguments: SQLGRPOConfig, console: Console) -> None:
     """Train in a folder next to `folder`, resuming an unfinished stage, and rename it at the end."""
     work = folder.with_suffix(".unfinished")
-    saved = reversed(saved_checkpoints(work))
-    checkpoint = ranks.from_main(lambda: next((one for one in saved if find_damage(one) is None), None))
+    saved = reversed(checkpoints.saved_checkpoints(work))
+    undamaged = (one for one in saved if checkpoints.find_damage(one) is None)
+    checkpoint = ranks.from_main(lambda: next(undamaged, None))
+    step = 0 if checkpoint is None else checkpoints.steps_done(checkpoint)
     if checkpoint is not None:
-        console.print(f"Resuming SFT after step {steps_done(checkpoint)}")
+        console.print(f"Resuming SFT after step {step}")
     if ranks.is_main():
-        RunLog(work).cut_back(steps_done(checkpoint) if checkpoint is not None else 0)
+        RunLog(work).cut_back(step)
     policy = base_policy(bench.config)
     trainer = stage_trainer(bench, policy, work, arguments, console)
     _train(trainer, work, checkpoint, console)
@@ -271,7 +265,7 @@ def _run_stage(bench: Bench, folder: Path, arguments: SQLGRPOConfig, console: Co
     del trainer, policy
     release_memory()
     if ranks.is_main():
-        for path in saved_checkpoints(work):
+        for path in checkpoints.saved_checkpoints(work):
             shutil.rmtree(path)
         shutil.rmtree(folder, ignore_errors=True)  # of an earlier run, on a server's rows of that time
         work.rename(folder)
@@ -313,9 +307,9 @@ def train_on(trainer: Trainer, checkpoint: Path | None, *, needs_less: str) -> N
 
     `needs_less` is the advice if the memory does not suffice.
     """
-    if checkpoint is not None and is_finished(checkpoint, trainer.args.max_steps):
+    if checkpoint is not None and checkpoints.is_finished(checkpoint, trainer.args.max_steps):
         trl_compat.load_weights(trainer, checkpoint)
-        remove_left_over(checkpoint, trainer.args)
+        checkpoints.remove_left_over(checkpoint, trainer.args)
         return
     try:
         with ranks.collective_errors():
