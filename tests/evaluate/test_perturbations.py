@@ -233,6 +233,12 @@ def test_generated_columns_of_another_database_are_computed(tmp_path: Path) -> N
         assert connection.execute("SELECT id, qty, twice FROM sale").fetchall() == [(1, 4, 8)]
 
 
+def test_a_file_with_signs_of_a_uri_in_its_name_is_copied(tmp_path: Path) -> None:
+    source = sqlite_file(tmp_path / "50%25 off?#1.sqlite", "CREATE TABLE sale (amount INTEGER)")
+
+    assert SQLiteCopies().renamed(source, tmp_path / "short.sqlite") == {"amount": "amnt"}
+
+
 def test_a_server_is_not_copied() -> None:
     with pytest.raises(
         DataError, match=r"--perturb rename copies files of SQLite and DuckDB, and 'shop' is on"

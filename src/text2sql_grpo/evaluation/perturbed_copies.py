@@ -2,6 +2,7 @@
 
 import sqlite3
 import tempfile
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -31,8 +32,7 @@ class SQLiteCopies:
 
     def renamed(self, source: Path, target: Path) -> Mapping[str, str]:
         """Copy with shorter names of columns; returns the new name by each old one, in lower case."""
-        self._copy(source, target)
-        with _reported(source, sqlite3.Error), closing(sqlite3.connect(target)) as connection:
+        with self._copied(source, target) as connection:
             columns = {
                 table: [row[1] for row in connection.execute(f"PRAGMA table_info({quote_name(table)})")]
                 for table in self._tables(connection)
@@ -43,13 +43,11 @@ class SQLiteCopies:
                     if new := names.get(old.lower()):
                         change = f"RENAME COLUMN {quote_name(old)} TO {quote_name(new)}"
                         connection.execute(f"ALTER TABLE {quote_name(table)} {change}")
-            connection.commit()
         return names
 
     def with_tables_of(self, donor: Path, source: Path, target: Path, random: Random) -> None:
         """Copy with a few tables of a donor, and a few of their rows."""
-        self._copy(source, target)
-        with _reported(source, sqlite3.Error), closing(sqlite3.connect(target)) as connection:
+        with self._copied(source, target) as connection:
             connection.execute("ATTACH ? AS donor", (f"{donor}",))
             scripts = self._tables(connection, "donor")
             for name in _distractors(scripts, self._tables(connection), random):
@@ -59,14 +57,17 @@ class SQLiteCopies:
                 columns = ", ".join(quote_name(row[1]) for row in plain)
                 rows = f"SELECT {columns} FROM donor.{quoted} LIMIT {MAX_DISTRACTOR_ROWS}"
                 connection.execute(f"INSERT INTO main.{quoted} ({columns}) {rows}")
-            connection.commit()
 
-    def _copy(self, source: Path, target: Path) -> None:
+    @contextmanager
+    def _copied(self, source: Path, target: Path) -> Iterator[sqlite3.Connection]:
         with (
-            closing(sqlite3.connect(f"file:{source}?mode=ro", uri=True)) as known,
+            _reported(source, sqlite3.Error),
+            closing(sqlite3.connect(f"{source.resolve().as_uri()}?mode=ro", uri=True)) as known,
             closing(sqlite3.connect(target)) as copy,
         ):
             known.backup(copy)
+            yield copy
+            copy.commit()
 
     def _tables(self, connection: sqlite3.Connection, schema: str = "main") -> dict[str, str]:
         """Statements that create the tables, by name."""
@@ -123,12 +124,7 @@ _COPIES: Mapping[Kind, Copies] = {"sqlite": SQLiteCopies(), "duckdb": DuckDBCopi
 
 
 def copies_of(address: Path | str, name: str, purpose: str) -> tuple[Copies, Path]:
-    """The maker of copies for a database, and its file.
-
-    Args:
-        address: Path or URL.
-        name: The database's.
-        purpose: User of the copies, the first words of the error.
+    """The maker of copies for a database, and its file; `purpose` is the start of the error.
 
     Raises:
         DataError: The database is on a server.
@@ -158,14 +154,10 @@ def _new_names(columns: Mapping[str, Sequence[str]]) -> Mapping[str, str]:
     """
     kept: set[str] = set()
     for names in columns.values():
-        short = [_short(name).lower() for name in names]
-        kept |= {name.lower() for name, new in zip(names, short, strict=True) if short.count(new) > 1}
-    every = (name for names in columns.values() for name in names)
-    return {
-        name.lower(): _short(name)
-        for name in every
-        if _short(name) != name and name.lower() not in kept and not name.startswith("_")
-    }
+        count = Counter(_short(name).lower() for name in names)
+        kept |= {name.lower() for name in names if count[_short(name).lower()] > 1 or name.startswith("_")}
+    short = {name: _short(name) for names in columns.values() for name in names}
+    return {name.lower(): new for name, new in short.items() if new != name and name.lower() not in kept}
 
 
 def _with_names(statement: exp.Expr, names: Mapping[str, str]) -> exp.Expr:
