@@ -4,7 +4,7 @@ Each perturbation leaves the right answer as it is, or rewrites the gold query w
 Chang et al. 2023, arXiv:2301.08881, measured seventeen such forms).
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
@@ -64,21 +64,15 @@ def perturbed(
     Raises:
         DataError: A database is on a server or cannot be copied, or has no other to take distractors from.
     """
-    config = bench.config
-    if kind in ("typos", "phrasing"):
-        change = _with_typo if kind == "typos" else _phrased
+    if kind in _QUESTIONS:
         asked = {
-            name: [replace(one, question=change(one, Random(f"{seed}/{one.id}"))) for one in named]
+            name: [replace(one, question=_QUESTIONS[kind](one, Random(f"{seed}/{one.id}"))) for one in named]
             for name, named in sets.items()
         }
-        return Perturbed(Environment.of(config), asked)
-    if kind in ("order", "no_schema"):
-        environment = Environment.of(config)
-        environment.sessions.arrange = (
-            (lambda schema: _shuffled(schema, Random(f"{seed}/{schema.name}")))
-            if kind == "order"
-            else (lambda schema: replace(schema, tables=(), views=()))
-        )
+        return Perturbed(Environment.of(bench.config), asked)
+    if kind in _SCHEMAS:
+        environment = Environment.of(bench.config)
+        environment.sessions.arrange = lambda schema: _SCHEMAS[kind](schema, Random(f"{seed}/{schema.name}"))
         return Perturbed(environment, sets)
     databases = bench.environment.databases
     names = sorted({one.database for named in sets.values() for one in named})
@@ -140,6 +134,13 @@ def _shuffled(schema: Schema, random: Random) -> Schema:
     return replace(schema, tables=tuple(random.sample(tables, len(tables))))
 
 
+_QUESTIONS = {"typos": _with_typo, "phrasing": _phrased}
+_SCHEMAS: dict[str, Callable[[Schema, Random], Schema]] = {
+    "order": _shuffled,
+    "no_schema": lambda schema, random: replace(schema, tables=(), views=()),
+}
+
+
 def _renamed(
     example: Example, names: Mapping[str, str], databases: Databases, environment: Environment
 ) -> Example | None:
@@ -160,17 +161,10 @@ def _with_names(sql: str, names: Mapping[str, str], dialect: str) -> str | None:
     tree = read_query(sql, dialect).tree
     if tree is None or {alias.alias.lower() for alias in tree.find_all(exp.Alias)} & names.keys():
         return None
-    for identifier in _column_names(tree):
-        if new := names.get(identifier.name.lower()):
+    columns = [column.this for column in tree.find_all(exp.Column)]
+    columns += [name for join in tree.find_all(exp.Join) for name in join.args.get("using") or ()]
+    for identifier in columns:
+        if isinstance(identifier, exp.Identifier) and (new := names.get(identifier.name.lower())):
             identifier.set("this", new)
             identifier.set("quoted", True)
     return write_query(tree, dialect)
-
-
-def _column_names(tree: exp.Expr) -> Iterable[exp.Identifier]:
-    """Identifiers that name columns, also in USING."""
-    for column in tree.find_all(exp.Column):
-        if isinstance(column.this, exp.Identifier):
-            yield column.this
-    for join in tree.find_all(exp.Join):
-        yield from (name for name in join.args.get("using") or () if isinstance(name, exp.Identifier))
