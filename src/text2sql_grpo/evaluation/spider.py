@@ -114,22 +114,13 @@ def _equal_under_some_column_order(
     """
     gold_columns = list(zip(*gold, strict=True))
     predicted_columns = list(zip(*predicted, strict=True))
+    collect = list if order_matters else Counter
 
     def extends(chosen: tuple[int, ...]) -> bool:
-        width = len(chosen)
-        if width:
-            left = list(zip(*gold_columns[:width], strict=True))
-            right = list(zip(*(predicted_columns[index] for index in chosen), strict=True))
-            if left != right if order_matters else Counter(left) != Counter(right):
-                return False
-        if width == len(gold_columns):
-            return True
-        tried = set()
-        for index, column in enumerate(predicted_columns):
-            if index not in chosen and column not in tried:
-                tried.add(column)
-                if extends((*chosen, index)):
-                    return True
-        return False
+        known = zip(*gold_columns[: len(chosen)], strict=True)
+        if collect(known) != collect(zip(*(predicted_columns[i] for i in chosen), strict=True)):
+            return False
+        left = {column: i for i, column in enumerate(predicted_columns) if i not in chosen}
+        return not left or any(extends((*chosen, i)) for i in left.values())
 
     return extends(())
