@@ -3,11 +3,10 @@
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from math import comb
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from text2sql_grpo.errors import ArgumentError
 from text2sql_grpo.evaluation.bench import Environment
@@ -67,11 +66,8 @@ class Report:
         """
         if not isinstance(k, int) or not 1 <= k <= self.samples:
             raise ArgumentError(f"k must be an int from 1 to {self.samples}, the number of samples, got {k}")
-        n, right = self.samples, np.array([sum(row) for row in self._right()])
-        # Product form of 1 - C(n - c, k) / C(n, k); 0 wrong answers left give a factor of 0.
-        chosen = np.arange(k)
-        wrong = np.clip((n - right)[:, None] - chosen, 0, None) / (n - chosen)
-        return float(np.mean(1 - wrong.prod(axis=1))) if self.answers else 0.0
+        all_wrong = [comb(row.count(0), k) / comb(self.samples, k) for row in self._right()]
+        return 1 - fmean(all_wrong) if all_wrong else 0.0
 
     @property
     def vote(self) -> Accuracy:
