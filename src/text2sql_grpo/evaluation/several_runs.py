@@ -14,65 +14,50 @@ ALL = "all sets"
 
 
 @dataclass(frozen=True)
-class FinishedRun:
-    """Held-out accuracy of one run.
+class SeveralRuns:
+    """Held-out accuracies of runs that answered the same held-out sets.
 
     Attributes:
-        folder: Its run folder.
-        before: Strict accuracy before reinforcement learning, by held-out set; `ALL` is all of them.
+        folders: At least two run folders.
+        before: Strict accuracy before reinforcement learning of each, by held-out set; `ALL` is all of them.
         after: The same after it.
     """
 
-    folder: Path
-    before: dict[str, Accuracy]
-    after: dict[str, Accuracy]
+    folders: Sequence[Path]
+    before: Sequence[dict[str, Accuracy]]
+    after: Sequence[dict[str, Accuracy]]
 
+    @property
+    def totals(self) -> dict[str, int]:
+        """Number of questions by held-out set; `ALL` first, where there are several sets."""
+        totals = {name: accuracy.total for name, accuracy in self.after[0].items()}
+        if len(totals) == 2:
+            del totals[ALL]
+        return totals
 
-@dataclass(frozen=True)
-class SeveralRuns:
-    """Runs that answered the same held-out sets.
-
-    Attributes:
-        runs: At least two.
-    """
-
-    runs: Sequence[FinishedRun]
-
-    def sets(self) -> list[str]:
-        """Names of the held-out sets, and `ALL` first where there are several."""
-        names = list(self.runs[0].after)
-        return names if len(names) > 2 else names[1:]
-
-    def changes(self, name: str) -> list[float]:
-        """Accuracy after minus accuracy before of each run, in [-1, 1]."""
-        return [run.after[name].accuracy - run.before[name].accuracy for run in self.runs]
+    def shares(self, name: str) -> tuple[list[float], list[float], list[float]]:
+        """Accuracy of each run before, accuracy after in [0, 1], and their difference in [-1, 1]."""
+        before, after = ([one[name].accuracy for one in runs] for runs in (self.before, self.after))
+        return before, after, [new - old for old, new in zip(before, after, strict=True)]
 
     def record(self) -> dict[str, Any]:
         """Fields in `comparison.json`."""
-        return {
-            "runs": [str(run.folder) for run in self.runs],
-            "verdict": self.verdict(),
-            "sets": {
-                name: {
-                    "questions": self.runs[0].after[name].total,
-                    "before": [round(run.before[name].accuracy, 6) for run in self.runs],
-                    "after": [round(run.after[name].accuracy, 6) for run in self.runs],
-                    "change": [round(change, 6) for change in self.changes(name)],
-                }
-                for name in self.sets()
-            },
-        }
+        sets = {}
+        for name, total in self.totals.items():
+            shares = ([round(share, 6) for share in one] for one in self.shares(name))
+            sets[name] = {"questions": total} | dict(zip(("before", "after", "change"), shares, strict=True))
+        return {"runs": [str(folder) for folder in self.folders], "verdict": self.verdict(), "sets": sets}
 
     def verdict(self) -> str:
         """Summary in plain words: the mean change and its spread between the runs."""
-        changes = [100 * change for change in self.changes(ALL)]
+        changes = [100 * change for change in self.shares(ALL)[2]]
         mean, spread, count = fmean(changes), stdev(changes), len(changes)
         reach = t_quantile(count - 1) * spread / count**0.5
         each = ", ".join(f"{change:+.1f}" for change in changes)
         return (
             f"Training changes the share of right answers by {mean:+.1f} points in the mean of {count} runs "
             f"({mean - reach:+.1f} to {mean + reach:+.1f}, by Student's t between the runs; each {each}), on "
-            f"the same {self.runs[0].after[ALL].total} questions."
+            f"the same {self.after[0][ALL].total} questions."
         )
 
 
@@ -83,29 +68,28 @@ def read_runs(folders: Sequence[Path]) -> SeveralRuns:
         DataError: A folder holds no finished run with figures before and after, or the runs answered others.
     """
     runs = [_read(folder) for folder in folders]
-    asked = {run.folder: {name: one.total for name, one in run.after.items()} for run in runs}
-    for folder, counts in asked.items():
-        if counts != asked[runs[0].folder]:
+    counts = [{name: one.total for name, one in after.items()} for _, after in runs]
+    for folder, asked in zip(folders, counts, strict=True):
+        if asked != counts[0]:
             raise DataError(
-                f"cannot compare: {folder} answered other held-out sets than {runs[0].folder} "
-                f"({counts} and {asked[runs[0].folder]})"
+                f"cannot compare: {folder} answered other held-out sets than {folders[0]} "
+                f"({asked} and {counts[0]})"
             )
-    return SeveralRuns(runs)
+    before, after = zip(*runs, strict=True)
+    return SeveralRuns(folders, before, after)
 
 
-def _read(folder: Path) -> FinishedRun:
+def _read(folder: Path) -> list[dict[str, Accuracy]]:
+    """Accuracies of a run before and after training."""
     record = read_evaluation(folder)
-    parts = [record.get("before", {}).get("sets", {}), record.get("sets", {})]
-    if not all(parts):
+    stages = [record.get("before", {}).get("sets", {}), record.get("sets", {})]
+    if not all(stages):
         raise DataError(
             f"no finished run with accuracies before and after training: {folder} "
             f"(its {EVALUATION} is missing or incomplete)"
         )
-    before, after = (
-        {name: Accuracy.read(scores["overall"]["strict"]) for name, scores in part.items()} for part in parts
-    )
-    return FinishedRun(
-        folder,
-        {ALL: Accuracy.joined(before.values()), **before},
-        {ALL: Accuracy.joined(after.values()), **after},
-    )
+    found = []
+    for sets in stages:
+        known = {name: Accuracy.read(scores["overall"]["strict"]) for name, scores in sets.items()}
+        found.append({ALL: Accuracy.joined(known.values()), **known})
+    return found

@@ -114,19 +114,19 @@ def _mean_reward(rewards: Iterable[float | None]) -> str:
 def runs_table(several: SeveralRuns) -> Table:
     """Table of several runs: accuracy before and after, mean and range, and the change of each."""
     table = figures_table(
-        f"Strict accuracy in %, {len(several.runs)} runs",
+        f"Strict accuracy in %, {len(several.folders)} runs",
         [Column("held-out set", no_wrap=True)],
         ["n", "before", "after", "change", "of each run"],
     )
-    for name in several.sets():
-        changes = [100 * change for change in several.changes(name)]
+    for name, total in several.totals.items():
+        before, after, changes = several.shares(name)
         table.add_row(
             Text(name),
-            str(several.runs[0].after[name].total),
-            _spread([run.before[name].accuracy for run in several.runs]),
-            _spread([run.after[name].accuracy for run in several.runs]),
-            f"{fmean(changes):+.1f}",
-            " ".join(f"{change:+.1f}" for change in changes),
+            str(total),
+            _spread(before),
+            _spread(after),
+            f"{100 * fmean(changes):+.1f}",
+            " ".join(f"{100 * change:+.1f}" for change in changes),
         )
     return table
 
