@@ -44,11 +44,7 @@ class Accuracy:
     @classmethod
     def of(cls, answers: Iterable[tuple[str, bool]]) -> Self:
         """Count answers, each given by the database of its question and True if right."""
-        counts: dict[str, tuple[int, int]] = {}
-        for database, is_right in answers:
-            correct, total = counts.get(database, (0, 0))
-            counts[database] = correct + is_right, total + 1
-        return cls(sum(right for right, _ in counts.values()), sum(n for _, n in counts.values()), counts)
+        return cls.joined(cls(is_right, 1, {database: (is_right, 1)}) for database, is_right in answers)
 
     @classmethod
     def joined(cls, parts: Iterable["Accuracy"]) -> Self:
@@ -99,7 +95,7 @@ class Accuracy:
     @property
     def intervals(self) -> str:
         """Both intervals in percent, by database first; one with fewer than two databases."""
-        both = [self.interval, self.naive_interval][-2 if len(self.by_database) > 1 else -1 :]
+        both = [self.interval, self.naive_interval] if len(self.by_database) > 1 else [self.interval]
         return "; ".join(f"{low * 100:.0f}-{high * 100:.0f}" for low, high in both)
 
     def __str__(self) -> str:
@@ -237,7 +233,5 @@ def remark(databases: int) -> str:
 
 def remarks(sets: Mapping[str, Any]) -> dict[str, str]:
     """Warnings about the `sets` of an `evaluation.json` that have few databases, by name."""
-    found = {
-        name: remark(len(scores["overall"]["strict"].get("by_database", {}))) for name, scores in sets.items()
-    }
-    return {name: text for name, text in found.items() if text}
+    counts = {name: len(scores["overall"]["strict"].get("by_database", {})) for name, scores in sets.items()}
+    return {name: text for name, count in counts.items() if (text := remark(count))}
