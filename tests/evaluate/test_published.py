@@ -140,7 +140,8 @@ def test_texts_are_rewritten_in_linear_time() -> None:
 def test_results_over_the_limits_are_wrong(database: Path, executor: SQLExecutor) -> None:
     gold = "SELECT a FROM t"
     assert published_verdicts(executor, database, gold, gold).bird_f1 == 1
-    assert published_verdicts(executor, database, gold, gold, limits=Limits(max_rows=2)) == WRONG
+    with SQLExecutor(Limits(max_rows=2)) as narrow:
+        assert published_verdicts(narrow, database, gold, gold) == WRONG
 
 
 def test_bytes_that_are_not_utf8_must_be_equal(database: Path, executor: SQLExecutor) -> None:

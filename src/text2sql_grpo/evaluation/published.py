@@ -24,7 +24,7 @@ from text2sql_grpo.grading.strict import bird_execution_accuracy
 from text2sql_grpo.rewards import Answer
 from text2sql_grpo.sql.address import Database
 from text2sql_grpo.sql.executor import SQLExecutor
-from text2sql_grpo.sql.outcome import ExecutionOutcome, Limits, Row
+from text2sql_grpo.sql.outcome import ExecutionOutcome, Row
 
 VES_REPEATS = 100
 
@@ -51,14 +51,12 @@ def published_verdicts(
     database: Database,
     gold_sql: str,
     predicted_sql: str,
-    *,
-    limits: Limits | None = None,
 ) -> PublishedVerdicts:
     """Verdicts of the published evaluators; texts that they rewrite alike run once."""
     kept = spider_text(gold_sql, keep_distinct=True), spider_text(predicted_sql, keep_distinct=True)
     default = spider_text(gold_sql, keep_distinct=False), spider_text(predicted_sql, keep_distinct=False)
     texts = list(dict.fromkeys((gold_sql, predicted_sql, *kept, *default)))
-    results = executor.execute_many([(database, text) for text in texts], limits=limits)
+    results = executor.execute_many([(database, text) for text in texts])
     outcomes = dict(zip(texts, results, strict=True))
     spider_exec, spider_exec_default = (
         spider_execution_accuracy(
