@@ -12,19 +12,22 @@ from text2sql_grpo.evaluation.bench import Environment
 from text2sql_grpo.rewards import Answer, RewardMix
 
 _AT_ONCE = 64
-_TOKENS = ("prompt_ids", "completion_ids", "completion_mask")
+_FIELDS = (
+    "messages",
+    "stop_reason",
+    "is_masked",
+    "final_sql",
+    "prompt_ids",
+    "completion_ids",
+    "completion_mask",
+)
 
 Record = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Replayed:
-    """One recorded episode and its new judgement.
-
-    Attributes:
-        record: Its line, as `Answer.record` wrote it.
-        answer: The new judgement.
-    """
+    """One recorded episode, as `Answer.record` wrote it, and its new judgement."""
 
     record: Record
     answer: Answer
@@ -79,21 +82,11 @@ def _read_episode(record: Record, environment: Environment, golds: Mapping[str, 
         database = environment.databases.address(record["database"])
         runs = [one["sql"] for one in record["actions"] if "outcome" in one]
         outcomes = iter(environment.executor.execute_many([(database, sql) for sql in runs]))
-        actions = [
-            Action(
-                one["kind"], one["sql"], next(outcomes) if "outcome" in one else None, one.get("error", "")
-            )
-            for one in record["actions"]
-        ]
-        return Episode(
-            example=example,
-            messages=record["messages"],
-            stop_reason=record["stop_reason"],
-            is_masked=record["is_masked"],
-            actions=actions,
-            max_turns=environment.settings.max_turns,
-            final_sql=record["final_sql"],
-            **{name: record[name] for name in _TOKENS},
-        )
+        actions = []
+        for one in record["actions"]:
+            outcome = next(outcomes) if "outcome" in one else None
+            actions.append(Action(one["kind"], one["sql"], outcome, one.get("error", "")))
+        known = {name: record[name] for name in _FIELDS}
+        return Episode(example, actions=actions, max_turns=environment.settings.max_turns, **known)
     except (KeyError, TypeError) as error:
         raise DataError(f"not a record of an episode: {error!r} is missing or wrong") from error
