@@ -6,7 +6,6 @@
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
@@ -37,13 +36,7 @@ T = TypeVar("T")
 
 @checked
 class Sampling:
-    """How answers are sampled.
-
-    Attributes:
-        samples: Answers of each question.
-        temperature: 0 is greedy.
-        seed: Random seed.
-    """
+    """Bounds of the sampling of answers; see `Environment.answer`."""
 
     samples: Positive = 1
     temperature: Temperature = 0.0
@@ -56,12 +49,7 @@ class UnansweredError(RunError):
 
 @dataclass(frozen=True)
 class Asked:
-    """Episode of a question without a gold query, with the result of its final query.
-
-    Attributes:
-        episode: The exploratory queries and the final one.
-        result: Outcome of the final query; None if none was submitted.
-    """
+    """Episode of a question without a gold query, and the outcome of its final query; None without one."""
 
     episode: Episode
     result: ExecutionOutcome | None
@@ -293,8 +281,7 @@ class Environment:
                 bf16=evaluation.bf16,
                 template_options=template_options,
             )
-        seeded = seed if temperature else None
-        local_episodes(examples, self.sessions, model, seed=seeded, on_end=on_end)
+        local_episodes(examples, self.sessions, model, seed=seed if temperature else None, on_end=on_end)
         return []
 
     def close(self) -> None:
@@ -453,14 +440,6 @@ class Bench:
             template_options=config.grpo.get("chat_template_kwargs"),
             **options,
         )
-
-    def answer_sets(
-        self, sets: Mapping[str, Sequence[Example]], model: "Model", *, samples: int = 1, **options: Any
-    ) -> dict[str, list[Answer]]:
-        """Answer the questions of several sets together: a set alone would end with few rows of a batch."""
-        examples = [example for named in sets.values() for example in named]
-        answers = iter(self.answer(examples, model, samples=samples, **options))
-        return {name: list(islice(answers, samples * len(named))) for name, named in sets.items()}
 
     def __enter__(self) -> Self:
         return self

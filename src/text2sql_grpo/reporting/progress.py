@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -48,12 +49,18 @@ def answer_with_bar(
     samples: int = 1,
     **options: Any,
 ) -> dict[str, list[Answer]]:
-    """Answer the questions of several sets behind a progress bar; see `Bench.answer_sets`."""
+    """Answer the questions of several sets behind a progress bar; see `Bench.answer`.
+
+    They are answered together: a set alone would end with few rows of a batch.
+    """
+    examples = [example for named in sets.values() for example in named]
     with progress_bar(console) as bar:
-        task = bar.add_task(title, total=samples * sum(map(len, sets.values())))
-        return bench.answer_sets(
-            sets, model, samples=samples, on_answer=lambda *_: bar.advance(task), **options
+        task = bar.add_task(title, total=samples * len(examples))
+        found = bench.answer(
+            examples, model, samples=samples, on_answer=lambda *_: bar.advance(task), **options
         )
+    answers = iter(found)
+    return {name: list(islice(answers, samples * len(named))) for name, named in sets.items()}
 
 
 def _grpo_facts(logs: dict[str, Any]) -> str:
@@ -103,10 +110,8 @@ class TrainingProgress(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: TrainerState, *_: Any, **kwargs: Any) -> None:
         """Start the bar of a terminal; other outputs get a line now and then instead."""
-        done = [
-            row["elapsed_s"] for row in read_metrics(self._run_log.folder) if row["step"] <= state.global_step
-        ]
-        self._elapsed_before_s = done[-1] if done else 0.0  # of a resumed run
+        rows = [row for row in read_metrics(self._run_log.folder) if row["step"] <= state.global_step]
+        self._elapsed_before_s = rows[-1]["elapsed_s"] if rows else 0.0  # of a resumed run
         self._started = self._step_started = self._played = time.monotonic()
         self._steps_before = state.global_step
         if not state.is_world_process_zero:
@@ -158,12 +163,11 @@ class TrainingProgress(TrainerCallback):
         self._show(0.0, "", is_due=is_end)
 
     def _show(self, step_share: float, note: str, *, is_due: bool = False) -> None:
-        """Move the bar, or print a line if the last one is old.
+        """Move the bar; without a terminal, print a line if it is due, or if the last one is old.
 
         Args:
             step_share: Finished share of the current step, by time.
             note: Text behind the figures of the last step.
-            is_due: Print a line in any case.
         """
         state, now = self._state, time.monotonic()
         if state is None:
