@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -145,12 +146,11 @@ class Tracking:
             trackio.finish()  # the callback opened its run once more
 
 
-@contextmanager
-def _tensorboard() -> Iterator[Any]:
+def _tensorboard() -> Any:
+    """Writer of the run, closed at the end of its block."""
     from torch.utils.tensorboard import SummaryWriter
 
-    with SummaryWriter(os.environ["TENSORBOARD_LOGGING_DIR"]) as writer:
-        yield writer
+    return SummaryWriter(os.environ["TENSORBOARD_LOGGING_DIR"])
 
 
 def _sampled(path: Path, columns: Sequence[str]) -> dict[str, list[Any]]:
@@ -172,11 +172,7 @@ def _markdown(columns: Sequence[str], data: Sequence[Sequence[Any]]) -> str:
 
 
 class ConfigLog(TrainerCallback):
-    """Callback that sends the whole config of a run to trackers that transformers' callbacks opened.
-
-    Args:
-        config: The config as plain data.
-    """
+    """Callback that sends the config of a run to the trackers that transformers' callbacks opened."""
 
     def __init__(self, names: Sequence[str], config: Mapping[str, Any]) -> None:
         self._names, self._config = names, dict(config)
@@ -185,14 +181,8 @@ class ConfigLog(TrainerCallback):
         """Add the config; transformers' own callbacks ran before."""
         if not state.is_world_process_zero:
             return
-        if "wandb" in self._names:
-            import wandb
-
-            wandb.config.update({"config": self._config}, allow_val_change=True)
-        if "trackio" in self._names:
-            import trackio
-
-            trackio.config.update({"config": self._config}, allow_val_change=True)
+        for name in {"wandb", "trackio"}.intersection(self._names):
+            import_module(name).config.update({"config": self._config}, allow_val_change=True)
         if "tensorboard" in self._names:
             with _tensorboard() as writer:
                 writer.add_text("config", f"```\n{json.dumps(self._config, indent=1)}\n```")
