@@ -99,11 +99,9 @@ def in_parallel(
     on_end: Callable[[int, _Result], None],
     on_failure: Callable[[int, EndpointFailure], None],
 ) -> None:
-    """Run tasks that ask an endpoint, several at once; both functions are called in this thread.
+    """Run tasks that ask an endpoint, several at once.
 
-    Args:
-        on_end: Called with the index of a task and its result.
-        on_failure: Called with the index of a task and the failure of the endpoint.
+    `on_end` and `on_failure` are called in this thread, with the index of a task.
 
     Raises:
         RunError: The endpoint refused the first requests, or failed several times in a row.

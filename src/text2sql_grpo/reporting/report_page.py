@@ -76,6 +76,7 @@ def run_report(run: Path) -> Record:
     if len(missing) == len(parts):
         raise DataError(f"no run: {run} holds neither {METRICS}, {ROLLOUTS} nor {EVALUATION}")
     logs, config = read_logs(run), run / CONFIG
+    tokens = [row["num_tokens"] for row in logs.steps if "num_tokens" in row]
     report = _report(
         run.resolve().name,
         read_evaluation(run),
@@ -89,9 +90,7 @@ def run_report(run: Path) -> Record:
         "model": f"{run}/merged",
         "curve": curve_of(logs.schedule),
         "steps": {name: [row.get(name) for row in logs.steps] for name in _STEP_FIELDS},
-        "costs": report["costs"]
-        | {"tokens": next((row["num_tokens"] for row in reversed(logs.steps) if "num_tokens" in row), None)}
-        | {"kwh": _energy(run / ENERGY)},
+        "costs": report["costs"] | {"tokens": tokens[-1] if tokens else None, "kwh": _energy(run / ENERGY)},
         "diagnosis": [str(one) for one in findings(logs)] if logs.steps else [],
         "config": config.read_text(encoding="utf-8") if config.is_file() else "",
         "missing": missing,

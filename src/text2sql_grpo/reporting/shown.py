@@ -68,8 +68,10 @@ def show_line(answer: Answer, console: Console) -> None:
 def _turn_text(action: Action) -> str:
     if action.kind == "malformed":
         return f"could not be read: {action.error}"
-    observed = f"\n-> {observation_text(action.outcome, _OBSERVED)}" if action.outcome else ""
-    return formatted(action.sql) + observed.replace("\n", "\n   ").replace("\n   ->", "\n->", 1)
+    if action.outcome is None:
+        return formatted(action.sql)
+    observed = observation_text(action.outcome, _OBSERVED).replace("\n", "\n   ")
+    return f"{formatted(action.sql)}\n-> {observed}"
 
 
 def _yes(is_right: bool) -> str:
