@@ -37,12 +37,10 @@ def export(board: Board, answers: Sequence[Answer], place: Path) -> Path:
         RunError: It cannot be written.
     """  # noqa: E501 (a table)
     queries = [_one_line(answer.episode.final_sql or NO_ANSWER) for answer in answers]
-    names = [answer.example.id for answer in answers]
     if board == "bird":
-        databases = [answer.example.database for answer in answers]
-        lines = zip(queries, databases, strict=True)
         path = place.with_name(f"{place.name}.json")
-        write_json(path, {str(i): f"{sql}\t----- bird -----\t{name}" for i, (sql, name) in enumerate(lines)})
+        named = zip(queries, (answer.example.database for answer in answers), strict=True)
+        write_json(path, {str(i): f"{sql}\t----- bird -----\t{name}" for i, (sql, name) in enumerate(named)})
     elif board == "spider":
         path = place.with_name(f"{place.name}.sql")
         golds = [f"{_one_line(one.example.gold_sql)}\t{one.example.database}" for one in answers]
@@ -53,10 +51,10 @@ def export(board: Board, answers: Sequence[Answer], place: Path) -> Path:
         write_jsonl(path, map(_livesql_line, answers, queries))
     else:
         path = place
-        _check_names(names)
+        _check_names([answer.example.id for answer in answers])
         path.mkdir(parents=True, exist_ok=True)
-        for name, answer in zip(names, answers, strict=True):
-            write_text(path / f"{name}.sql", f"{answer.episode.final_sql or NO_ANSWER}\n")
+        for answer in answers:
+            write_text(path / f"{answer.example.id}.sql", f"{answer.episode.final_sql or NO_ANSWER}\n")
     return path
 
 
