@@ -96,7 +96,7 @@ class Accuracy:
     def intervals(self) -> str:
         """Both intervals in percent, by database first; one with fewer than two databases."""
         both = [self.interval, self.naive_interval] if len(self.by_database) > 1 else [self.interval]
-        return "; ".join(f"{low * 100:.0f}-{high * 100:.0f}" for low, high in both)
+        return "; ".join(map(percents, both))
 
     def __str__(self) -> str:
         return f"{self.correct}/{self.total} = {self.accuracy:.1%} ({self.intervals})"
@@ -137,6 +137,15 @@ def interval_by_database(sums: Collection[tuple[int, int]], naive: Interval, *, 
     reach, logit = t * error / (share * (1 - share)), log(share / (1 - share))
     low, high = (lowest + span / (1 + exp(-bound)) for bound in (logit - reach, logit + reach))
     return min(naive[0], low), max(naive[1], high)
+
+
+def percents(interval: Sequence[float]) -> str:
+    """Interval of shares in percent.
+
+    >>> percents((0.4, 0.616))
+    '40-62'
+    """
+    return "-".join(f"{100 * bound:.0f}" for bound in interval)
 
 
 def t_quantile(freedom: int) -> float:

@@ -9,7 +9,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from text2sql_grpo.evaluation.comparison import Paired
-from text2sql_grpo.evaluation.statistics import Accuracy, remarks
+from text2sql_grpo.evaluation.statistics import Accuracy, percents, remarks
 
 LEAST_QUESTIONS = 10
 """Questions of a family or difficulty that has a row."""
@@ -110,15 +110,6 @@ def samples_table(when: Mapping[str, Mapping[str, Any]]) -> Table:
         sure = f"{100 * own['accuracy_at']['50']:.0f}" if own.get("accuracy_at") else "-"
         table.add_row(Text(f"{name}\n  {title}".rstrip()), *cells, sure, f"{own['tokens_per_answer']:.0f}")
     return table
-
-
-def percents(interval: Sequence[float]) -> str:
-    """Interval of shares in percent.
-
-    >>> percents((0.4, 0.616))
-    '40-62'
-    """
-    return "-".join(f"{100 * bound:.0f}" for bound in interval)
 
 
 def reason_lines(sets: Mapping[str, Any]) -> Iterator[str]:

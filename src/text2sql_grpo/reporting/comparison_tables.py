@@ -12,8 +12,8 @@ from rich.text import Text
 from text2sql_grpo.evaluation.comparison import Comparison, Paired
 from text2sql_grpo.evaluation.regrading import Replayed
 from text2sql_grpo.evaluation.several_runs import SeveralRuns
-from text2sql_grpo.evaluation.statistics import Accuracy, Interval
-from text2sql_grpo.reporting.accuracy_tables import LEAST_QUESTIONS, figures_table, percents
+from text2sql_grpo.evaluation.statistics import Accuracy, Interval, percents
+from text2sql_grpo.reporting.accuracy_tables import LEAST_QUESTIONS, figures_table
 
 _CHANGES_SHOWN = 20
 
