@@ -19,8 +19,7 @@ from text2sql_grpo.config import Config, DataConfig, EnvironmentConfig, ModelCon
 from text2sql_grpo.data.example import Example
 from text2sql_grpo.errors import DataError
 from text2sql_grpo.evaluation.bench import Bench
-from text2sql_grpo.evaluation.perturbations import Perturbed, perturbed
-from text2sql_grpo.evaluation.perturbed_copies import SQLiteCopies, copies_of
+from text2sql_grpo.evaluation.perturbations import Perturbed, SQLiteCopies, copies_of, perturbed
 
 STAFF = """CREATE TABLE city (id INTEGER PRIMARY KEY, name TEXT, country TEXT);
 CREATE TABLE staff (id INTEGER PRIMARY KEY, name TEXT, salary INTEGER, city_id INTEGER REFERENCES city(id));
