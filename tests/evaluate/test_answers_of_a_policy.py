@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
-from tests.scripted_policy import ScriptedPolicy, ask, shop
+from tests.scripted_policy import SHOP, ScriptedPolicy, ask, shop
 from tests.scripted_slots import scripted_slots
 from tests.tiny_model import write_tokenizer
 from text2sql_grpo.data.example import Example
 from text2sql_grpo.environment.episode import Episode
 from text2sql_grpo.errors import DataError
+from text2sql_grpo.evaluation.bench import Environment
 from text2sql_grpo.evaluation.report import Report
 from text2sql_grpo.evaluation.sampler import Sampler
 from text2sql_grpo.evaluation.summary import accuracy, summary
@@ -157,3 +158,20 @@ def test_nothing_asked(tmp_path: Path) -> None:
     assert answers == [] and Report(answers).accuracy == Report(answers).pass_at(1) == 0
     assert summary(answers)["overall"]["strict"]["interval"] == [0, 1]
     assert summary(answers)["looks_per_question"] == 0
+
+
+def test_a_wrong_answer_comes_with_the_rows_that_refute_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    chat = ChatFormat(write_tokenizer(tmp_path / "tokenizer"))
+    turns = {"by chance?": ["<answer>SELECT 7</answer>"], "wrong?": ["<answer>SELECT 8</answer>"]}
+    sampler = Sampler(ScriptedPolicy(chat, turns), chat, 10_000)
+    (tmp_path / "shop.sql").write_text(SHOP, "utf-8")
+    with Environment(tmp_path / "shop.sql", max_turns=3) as environment:
+        by_chance, wrong = environment.answer([ask(question, STAFF) for question in turns], sampler)
+    assert (by_chance.verdict.reason, by_chance.evidence["on"]) == ("test_database", "test database")
+    assert by_chance.evidence["gold"] != by_chance.evidence["answer"] == "7\n7"
+    (table,) = by_chance.evidence["tables"]
+    assert table.startswith("code | city | staff\n")
+    assert wrong.evidence == {"on": "database", "gold": "staff\n7", "answer": "8\n8", "tables": []}
