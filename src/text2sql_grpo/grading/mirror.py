@@ -265,7 +265,7 @@ def build_mirror(
 def read_rows(path: Path, table: Table) -> list[Row]:
     """Rows of one table of a mirror, or of a test database of one, in its columns' order."""
     listed = ", ".join(quoted(column.name) for column in table.columns)
-    with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as connection:
+    with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as connection:
         if not connection.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (table.name,)).fetchall():
             return []  # a candidate holds the tables that are read
         return connection.execute(f"SELECT {listed} FROM {quoted(table.name)}").fetchall()
