@@ -76,8 +76,7 @@ def shop(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 @pytest.fixture(scope="module")
 def grader(executor: SQLExecutor, shop: str, tmp_path_factory: pytest.TempPathFactory) -> Grader:
-    folder = tmp_path_factory.mktemp("suites") / "50%25 #"  # signs that mean something in a URI
-    return Grader(executor, suite=TestSuite(executor, folder))
+    return Grader(executor, suite=TestSuite(executor, tmp_path_factory.mktemp("suites")))
 
 
 @pytest.mark.thorough
@@ -204,6 +203,13 @@ def test_a_table_that_no_copy_has_is_reported_and_nothing_is_refused_by_it(shop:
         assert verdict.strict
         assert "more than 64 bits" in verdict.gap
         assert grader.accepted[verdict.gap] > 0
+
+
+def test_the_folder_may_have_signs_that_mean_something_in_a_uri(
+    shop: str, executor: SQLExecutor, tmp_path: Path
+) -> None:
+    found = TestSuite(executor, tmp_path / "50%25 #").databases(shop, BORN)
+    assert len(found.databases) == 4 and os.listdir(tmp_path) == ["50%25 #"]  # none is read elsewhere
 
 
 def test_test_databases_of_a_duckdb_file_are_found_again(
