@@ -2,19 +2,18 @@
 
 import json
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.scripted_policy import ask, shop
 from tests.tiny_model import write_model
 from text2sql_grpo.data.example import Example
 from text2sql_grpo.reliability.checkpoints import SCHEDULED_METRIC, best_checkpoint, saved_checkpoints
 from text2sql_grpo.rewards import Answer
-from text2sql_grpo.run_folder import RunLog, read_schedule
+from text2sql_grpo.run_folder import read_schedule
 from text2sql_grpo.training.arguments import training_arguments
 from text2sql_grpo.training.schedule import EvaluationSchedule
 from text2sql_grpo.training.sql_trainer import SQLGRPOTrainer
@@ -50,15 +49,12 @@ class Trained:
             processing_class=AutoTokenizer.from_pretrained(self._model),
         )
 
-        def answer(questions: Sequence[Example]) -> list[Answer]:
+        def answer(questions: Sequence[Example], policy: Any) -> list[Answer]:
             step = trainer.state.global_step
             self.asked.append(step)
             return [self._played(question, i < RIGHT[step]) for i, question in enumerate(questions)]
 
-        log = partial(Trainer.log, trainer)
-        trainer.add_callback(
-            EvaluationSchedule(answer, QUESTIONS, every=2, run_log=RunLog(self.folder), log=log)
-        )
+        trainer.add_callback(EvaluationSchedule(trainer, answer, QUESTIONS, every=2))
         trainer.train(resume_from_checkpoint=str(resume) if resume else None)
         return trainer
 

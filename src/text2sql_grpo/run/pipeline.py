@@ -42,7 +42,7 @@ from text2sql_grpo.training.arguments import SQLGRPOConfig, training_arguments
 from text2sql_grpo.training.blend import blend, trained_weights
 from text2sql_grpo.training.parts import Select
 from text2sql_grpo.training.record import no_signal
-from text2sql_grpo.training.schedule import keep_best, schedule_evaluations
+from text2sql_grpo.training.schedule import EvaluationSchedule, keep_best
 from text2sql_grpo.training.selection import open_select
 from text2sql_grpo.training.sql_trainer import SQLGRPOTrainer
 
@@ -173,14 +173,18 @@ def _improve(
     share = run.config.evaluation.blend
     start = trained_weights(trainer.model) if share < 1 else {}
     trainer.rollouts.on_episode = progress.show_episodes
-    schedule_evaluations(
-        trainer,
-        run.bench.answer,
-        run.bench.dev,
-        every=run.config.evaluation.every,
-        saves_start=run.config.evaluation.keep == "best",
-        console=run.console,
-    )
+    evaluation = run.config.evaluation
+    if evaluation.every is not None:
+        trainer.add_callback(
+            EvaluationSchedule(
+                trainer,
+                run.bench.answer,
+                run.bench.dev,
+                every=evaluation.every,
+                saves_start=evaluation.keep == "best",
+                console=run.console,
+            )
+        )
     try:
         with run.stage("GRPO"), stopper.listening():
             train_on(trainer, checkpoint, needs_less=_LESS_MEMORY)

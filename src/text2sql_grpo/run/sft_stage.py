@@ -42,7 +42,7 @@ from text2sql_grpo.run.archive import check_folder, find_checkpoint, prepare_fol
 from text2sql_grpo.run_folder import RunLog
 from text2sql_grpo.sft.sft_trainer import RESULT_FIELDS, SFTData, SFTStageTrainer, stage_arguments
 from text2sql_grpo.training.arguments import SQLGRPOConfig
-from text2sql_grpo.training.schedule import schedule_evaluations
+from text2sql_grpo.training.schedule import EvaluationSchedule
 
 
 def sft(
@@ -171,7 +171,10 @@ def stage_trainer(
         model, training, data, max_tokens=settings.max_tokens, processing_class=policy.tokenizer
     )
     every = config.evaluation.every and (settings.evaluate_every or config.evaluation.every)
-    schedule_evaluations(trainer, bench.answer, bench.dev, every=every, console=console)
+    if every is not None:
+        trainer.add_callback(
+            EvaluationSchedule(trainer, bench.answer, bench.dev, every=every, console=console)
+        )
     if trainer.obstacle is not None:
         console.print(f"SFT pads sequences instead of sharing prefixes: {trainer.obstacle}", soft_wrap=True)
     return trainer

@@ -4,7 +4,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import KW_ONLY, dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,32 +32,30 @@ class EvaluationSchedule(TrainerCallback):
     better than all before it gets a checkpoint. Every rank takes part.
 
     Attributes:
-        answer: Answers questions greedily with the current weights; returns all answers on every rank.
+        answer: `answer` of a `Bench` or an `Environment`.
         questions: Held-out questions, the same each time.
         every: Optimiser steps between two evaluations.
-        run_log: Holds the lines, and those of the run that is resumed.
-        log: Logs figures as a trainer does, on every rank.
-        save_start: Saves a checkpoint of step 0, once it is evaluated.
+        saves_start: Save a checkpoint of step 0 too, so that `keep_best` can select it.
         console: Where each evaluation is printed; None for nowhere.
     """
 
-    answer: Callable[[Sequence[Example]], Sequence[Answer]]
+    trainer: Trainer
+    answer: Callable[..., list[Answer]]
     questions: Sequence[Example]
     _: KW_ONLY
     every: int
-    run_log: RunLog
-    log: Callable[[dict[str, float]], None]
-    save_start: Callable[[], None] = lambda: None
+    saves_start: bool = False
     console: Console | None = None
     _done: dict[int, float] = field(default_factory=dict, init=False)
 
     def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Read earlier evaluations from rank 0's folder; evaluate step 0."""
-        known = ranks.from_main(lambda: read_schedule(self.run_log.folder))
+        known = ranks.from_main(lambda: read_schedule(Path(args.output_dir)))
         self._done = {record["step"]: record["accuracy"]["accuracy"] for record in known}
         if state.global_step == 0 and 0 not in self._done:
             self._evaluate(state, control)
-            self.save_start()
+            if self.saves_start:
+                trl_compat.save_checkpoint(self.trainer)
 
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Evaluate if this step is due; request a checkpoint of a new best."""
@@ -72,12 +69,12 @@ class EvaluationSchedule(TrainerCallback):
 
     def _evaluate(self, state: TrainerState, control: TrainerControl) -> float:
         started = time.monotonic()
-        record = schedule_record(self.answer(self.questions), state.global_step)
+        record = schedule_record(self._answers(), state.global_step)
         record["seconds"] = round(time.monotonic() - started, 1)
         if state.is_world_process_zero:
-            self.run_log.write(SCHEDULE, [record])
+            RunLog(Path(self.trainer.args.output_dir)).write(SCHEDULE, [record])
         should_log = control.should_log  # `log` would mark the step's metrics as logged
-        self.log(figures(record))
+        Trainer.log(self.trainer, figures(record))  # TRL's would clear the metrics of the current step
         control.should_log = should_log
         if self.console is not None:
             measured = Accuracy.read(record["accuracy"])
@@ -85,6 +82,25 @@ class EvaluationSchedule(TrainerCallback):
             self.console.print(f"step {record['step']}: {facts}", soft_wrap=True)
         self._done[state.global_step] = record["accuracy"]["accuracy"]
         return self._done[state.global_step]
+
+    def _answers(self) -> list[Answer]:
+        """Answer greedily with the current weights, without effect on training; all answers on every rank."""
+        trainer, model = self.trainer, self.trainer.model
+        devices = [model.device.index] if model.device.type == "cuda" else []
+        was_training = model.training
+        rank, world_size = ranks.rank(), ranks.world_size()
+        try:
+            with ExitStack() as stack:
+                for callback in trainer.callback_handler.callbacks:
+                    if isinstance(callback, Alerts):
+                        stack.enter_context(callback.paused())
+                stack.enter_context(torch.random.fork_rng(devices))
+                policy = stack.enter_context(trl_compat.unwrapped_model(trainer))
+                loaded = LoadedPolicy(policy, trainer.processing_class, "")
+                shares = ranks.gather(self.answer(self.questions[rank::world_size], loaded))
+        finally:
+            model.train(was_training)
+        return [shares[i % world_size][i // world_size] for i in range(len(self.questions))]
 
 
 def schedule_record(answers: Sequence[Answer], step: int) -> dict[str, Any]:
@@ -107,59 +123,6 @@ def figures(record: Mapping[str, Any]) -> dict[str, float]:
         found[f"{SCHEDULED_METRIC}/{name}"] = family["accuracy"]["accuracy"]
         found[f"eval_dev/look_share/{name}"] = family["look_share"]
     return found
-
-
-def schedule_evaluations(
-    trainer: Trainer,
-    answer: Callable[..., list[Answer]],
-    questions: Sequence[Example],
-    *,
-    every: int | None,
-    saves_start: bool = False,
-    console: Console | None = None,
-) -> None:
-    """Let any trainer evaluate questions every few steps, from before training on; no-op without `every`.
-
-    Args:
-        answer: `answer` of a `Bench` or an `Environment`.
-        saves_start: Save a checkpoint of step 0 too, so that `keep_best` can select it.
-        console: Where each evaluation is printed; None for nowhere.
-    """
-    if every is None:
-        return
-    trainer.add_callback(
-        EvaluationSchedule(
-            partial(_answer_now, trainer, answer),
-            questions,
-            every=every,
-            run_log=RunLog(Path(trainer.args.output_dir)),
-            log=partial(Trainer.log, trainer),  # TRL's `log` would clear the metrics of the current step
-            save_start=partial(trl_compat.save_checkpoint, trainer) if saves_start else lambda: None,
-            console=console,
-        )
-    )
-
-
-def _answer_now(
-    trainer: Trainer, answer: Callable[..., list[Answer]], questions: Sequence[Example]
-) -> list[Answer]:
-    """Answer greedily with a trainer's weights, without effect on training; all answers on every rank."""
-    model = trainer.model
-    devices = [model.device.index] if model.device.type == "cuda" else []
-    was_training = model.training
-    rank, world_size = ranks.rank(), ranks.world_size()
-    try:
-        with ExitStack() as stack:
-            for callback in trainer.callback_handler.callbacks:
-                if isinstance(callback, Alerts):
-                    stack.enter_context(callback.paused())
-            stack.enter_context(torch.random.fork_rng(devices))
-            policy = stack.enter_context(trl_compat.unwrapped_model(trainer))
-            own = answer(questions[rank::world_size], LoadedPolicy(policy, trainer.processing_class, ""))
-            shares = ranks.gather(own)
-    finally:
-        model.train(was_training)
-    return [shares[i % world_size][i // world_size] for i in range(len(questions))]
 
 
 def keep_best(keep: str, trainer: Trainer, folder: Path, console: Console) -> int:

@@ -29,7 +29,7 @@ from text2sql_grpo.training.losses import open_losses
 from text2sql_grpo.training.parts import Record, Select
 from text2sql_grpo.training.play import SQLPlay
 from text2sql_grpo.training.record import Episodes, Families
-from text2sql_grpo.training.schedule import schedule_evaluations
+from text2sql_grpo.training.schedule import EvaluationSchedule
 from text2sql_grpo.training.trainer import RolloutGRPOTrainer
 
 
@@ -141,7 +141,7 @@ class SQLGRPOTrainer(RolloutGRPOTrainer):
         if held_out:
             last = self.args.max_steps if self.args.max_steps > 0 else sys.maxsize  # epochs: at their end
             every = int(args.eval_steps or last)
-            schedule_evaluations(self, environment.answer, held_out, every=every)
+            self.add_callback(EvaluationSchedule(self, environment.answer, held_out, every=every))
 
     def train(self, resume_from_checkpoint: str | Path | bool | None = None, **options: Any) -> TrainOutput:
         """Train; after Ctrl-C or SIGTERM a checkpoint is saved before KeyboardInterrupt is raised.
