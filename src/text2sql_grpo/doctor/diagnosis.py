@@ -32,7 +32,7 @@ from text2sql_grpo.models.loaded_policy import LoadedPolicy, resolved
 from text2sql_grpo.models.sources import readable_folder
 from text2sql_grpo.reporting.progress import duration
 from text2sql_grpo.rollout.chat_format import ChatFormat
-from text2sql_grpo.rollout.demonstrations import action_text, play
+from text2sql_grpo.rollout.demonstrations import scripted_episode
 from text2sql_grpo.run.archive import check_folder
 from text2sql_grpo.run.pipeline import grpo_trainer, run_arguments, select_questions
 from text2sql_grpo.run.sft_stage import base_policy
@@ -199,10 +199,8 @@ def _chat_template(bench: Bench, chat: ChatFormat, questions: Sequence[Example])
 
 def _scripted(example: Example, bench: Bench, chat: ChatFormat) -> Episode:
     """Play an episode with an exploratory query, which may be the gold query, and the gold query."""
-    calls = (("run_sql", example.look_sql or example.gold_sql), ("submit_sql", example.gold_sql))
-    wanted = calls[1:] if bench.config.environment.max_turns == 1 else calls
-    turns = [action_text(name, sql, bench.config.environment.protocol) for name, sql in wanted]
-    return play(example, turns, bench.environment.sessions, chat)
+    query = example.look_sql or example.gold_sql
+    return scripted_episode(example, query, example.gold_sql, bench.environment.sessions, chat)
 
 
 def _is_prefix_stable(tokenizer: Any) -> bool:

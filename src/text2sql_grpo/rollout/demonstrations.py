@@ -1,7 +1,6 @@
 """SFT data: golds demonstrated in the real environment, and collected chats."""
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,8 +9,10 @@ from text2sql_grpo.data.example import Example
 from text2sql_grpo.environment.episode import Episode, Message
 from text2sql_grpo.environment.protocols import Protocol
 from text2sql_grpo.environment.session import SQLEnvironment
+from text2sql_grpo.environment.tool_calls import call_text
 from text2sql_grpo.errors import DataError
 from text2sql_grpo.rollout.chat_format import ChatFormat
+from text2sql_grpo.rollout.slots import shared_length
 
 
 @dataclass(frozen=True)
@@ -34,17 +35,25 @@ def action_text(name: str, sql: str, protocol: Protocol) -> str:
     '<answer>SELECT 1</answer>'
     """
     if protocol == "native":
-        call = json.dumps({"name": name, "arguments": {"sql": sql}}, ensure_ascii=False)
-        return f"<tool_call>\n{call}\n</tool_call>"
+        return call_text(name, {"sql": sql})
     tag = "sql" if name == "run_sql" else "answer"
     return f"<{tag}>{sql}</{tag}>"
 
 
-def play(example: Example, turns: Sequence[str], environment: SQLEnvironment, chat: ChatFormat) -> Episode:
-    """Play an episode with these assistant turns; tokens and mask are as in training."""
+def scripted_episode(
+    example: Example, query: str | None, answer: str, environment: SQLEnvironment, chat: ChatFormat
+) -> Episode:
+    """Episode that runs a query and submits an answer; tokens and mask are as in training.
+
+    Args:
+        query: None for none; left out where the environment allows a single turn.
+    """
     session = environment.session(example)
-    episode = session.episode
+    episode, settings = session.episode, environment.settings
     episode.prompt_ids = chat.prompt_ids(session.start())
+    turns = [action_text("submit_sql", answer, settings.protocol)]
+    if query is not None and settings.max_turns > 1:
+        turns.insert(0, action_text("run_sql", query, settings.protocol))
     for turn in turns:
         sampled = chat.turn_ids(turn)
         episode.completion_ids += sampled
@@ -91,31 +100,21 @@ def demonstrate(
     Args:
         looks: Run the question's exploratory query first, if it has one and the environment allows two turns.
             Without it, a look-up question is answered with `guess_sql`.
-        weight: Weight of the assistant's tokens.
+        weight: Weight of an assistant's token.
         choice_weight: Factor of the first token by which the turns of both choices differ.
     """
     query = example.look_sql or example.check_sql
     looks = looks and query is not None and environment.settings.max_turns > 1
     answer = example.gold_sql if looks else example.guess_sql or example.gold_sql
     protocol = environment.settings.protocol
-    first = action_text("run_sql", query or answer, protocol)
-    last = action_text("submit_sql", answer, protocol)
-    episode = play(example, [first, last] if looks else [last], environment, chat)
+    first = chat.turn_ids(action_text("run_sql", query or answer, protocol))
+    last = chat.turn_ids(action_text("submit_sql", answer, protocol))
+    episode = scripted_episode(example, query if looks else None, answer, environment, chat)
     weights = [weight * flag for flag in episode.completion_mask]
-    pairs = zip(chat.turn_ids(first), chat.turn_ids(last), strict=False)
-    weights[next(i for i, (one, other) in enumerate(pairs) if one != other)] *= choice_weight
+    weights[shared_length(first, last)] *= choice_weight
     return Demonstration(
         episode.prompt_ids + episode.completion_ids, [0.0] * len(episode.prompt_ids) + weights
     )
-
-
-def gold_episode(example: Example, environment: SQLEnvironment, chat: ChatFormat) -> Episode:
-    """Play the gold answer of a question, after an exploratory query where the answer needs one."""
-    protocol = environment.settings.protocol
-    turns = [action_text("submit_sql", example.gold_sql, protocol)]
-    if example.look_sql is not None and environment.settings.max_turns > 1:
-        turns.insert(0, action_text("run_sql", example.look_sql, protocol))
-    return play(example, turns, environment, chat)
 
 
 def chat_demonstration(record: dict[str, Any], chat: ChatFormat) -> Demonstration:
@@ -130,10 +129,10 @@ def chat_demonstration(record: dict[str, Any], chat: ChatFormat) -> Demonstratio
     messages = _messages(record)
     roles = [message["role"] for message in messages]
     first = roles.index("assistant") if "assistant" in roles else len(roles)
-    expected = ["assistant" if number % 2 == 0 else "reply" for number in range(len(roles) - first)]
-    if not first or not expected or expected[-1] != "assistant":
+    is_turn = [role == "assistant" for role in roles[first:]]
+    if not first or len(is_turn) % 2 == 0:
         raise DataError(f"a chat must end with an assistant, got the roles {', '.join(roles)}")
-    if expected != [role if role == "assistant" else "reply" for role in roles[first:]]:
+    if any(is_turn[1::2]) or not all(is_turn[::2]):
         raise DataError(f"a reply must stand between two turns, got the roles {', '.join(roles)}")
     ids = chat.prompt_ids(messages[:first])
     weights = [0.0] * len(ids)

@@ -22,7 +22,7 @@ from text2sql_grpo.environment.episode import CUT, Rollout
 from text2sql_grpo.environment.session import SQLEnvironment
 from text2sql_grpo.evaluation.bench import evenly_spaced
 from text2sql_grpo.reliability.ranks import gather, rank, world_size
-from text2sql_grpo.rollout.demonstrations import gold_episode
+from text2sql_grpo.rollout.demonstrations import scripted_episode
 from text2sql_grpo.training.parts import Batch, Judged, Part, Row
 
 if TYPE_CHECKING:
@@ -45,8 +45,6 @@ class Golds(Teach):
     HPT (arXiv:2509.04419) and ReLIFT (arXiv:2506.07527): what is never sampled cannot be reinforced.
 
     Args:
-        examples: Questions with gold queries.
-        environment: Environment in which golds are demonstrated.
         weight: Weight of a demonstration's token.
         share: Largest share of a batch's groups with a demonstration; the first ones of the batch.
     """
@@ -70,9 +68,12 @@ class Golds(Teach):
             first_of.setdefault(one.place, row)
         chosen = [groups[place][0].question for place in taken if first_of[place] in own]
         chat = trainer.rollouts.chat
-        golds = [gold_episode(self._examples[question], self._environment, chat) for question in chosen]
-        pairs = zip(golds, chosen, strict=True)
-        return batch.with_beside([beside(episode, question, self._weight) for episode, question in pairs])
+        rows = []
+        for question in chosen:
+            example = self._examples[question]
+            episode = scripted_episode(example, example.look_sql, example.gold_sql, self._environment, chat)
+            rows.append(beside(episode, question, self._weight))
+        return batch.with_beside(rows)
 
 
 def is_wrong(group: Sequence[Judged]) -> bool:
