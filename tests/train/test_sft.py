@@ -26,10 +26,9 @@ from text2sql_grpo.sft.sft_trainer import (
     ForwardPass,
     SFTData,
     SFTStageTrainer,
-    padded_pass,
+    forward_pass,
     split,
     stage_arguments,
-    tree_pass,
 )
 from text2sql_grpo.token_tree.attention import TreePass
 from text2sql_grpo.training.arguments import training_arguments
@@ -159,16 +158,18 @@ def tokens_of(made: ForwardPass) -> int:
 
 def test_each_prefix_is_forwarded_once_and_parts_keep_to_their_size() -> None:
     made = random_demonstrations(3, per_prefix=6)
-    packed, padded = tree_pass(made, CPU), padded_pass(made, CPU)
+    packed, padded = (forward_pass(made, CPU, shares_prefixes=shares) for shares in (True, False))
     n_scored = sum(w > 0 for one in made for w in one.weights)
     assert len(packed.targets) == len(padded.targets) == n_scored
     assert tokens_of(packed) < 0.7 * sum(len(one.ids) for one in made)
-    for shares, make in ((True, tree_pass), (False, padded_pass)):
+    for shares in (True, False):
         parts = split(made, 120, shares_prefixes=shares)
         assert sorted(map(id, chain(*parts))) == sorted(map(id, made))
         assert len(parts) > 1
         longest = max(len(one.ids) for one in made)
-        assert all(tokens_of(make(part, CPU)) <= max(120, longest) for part in parts)
+        assert all(
+            tokens_of(forward_pass(part, CPU, shares_prefixes=shares)) <= max(120, longest) for part in parts
+        )
 
 
 def shop_data(folder: Path, examples: list[Example], *, longest: int = 999, **fields: Any) -> SFTData:

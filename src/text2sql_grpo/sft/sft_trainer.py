@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -60,30 +60,23 @@ class ForwardPass:
     weights: torch.Tensor
 
 
-def tree_pass(demonstrations: Sequence[Demonstration], device: torch.device) -> ForwardPass:
-    """Forward each distinct prefix of the demonstrations once, without padding."""
-    last_scored = [max(i for i, weight in enumerate(one.weights) if weight) for one in demonstrations]
-    tree = TokenTree.of(
-        [np.array(one.ids[:last]) for one, last in zip(demonstrations, last_scored, strict=True)]
-    )
-    return _forward_pass(TreePass(tree, device), tree.places, demonstrations, device)
-
-
-def padded_pass(demonstrations: Sequence[Demonstration], device: torch.device) -> ForwardPass:
-    """Pad demonstrations to the longest, for a model that cannot share prefixes."""
-    ids = pad([torch.tensor(one.ids) for one in demonstrations])
-    mask = pad([torch.ones(len(one.ids), dtype=torch.long) for one in demonstrations])
-    inputs = {"input_ids": ids.to(device), "attention_mask": mask.to(device)}
-    return _forward_pass(inputs, np.arange(ids.numel()).reshape(ids.shape), demonstrations, device)
-
-
-def _forward_pass(
-    inputs: dict[str, Any] | TreePass,
-    indices: Sequence[np.ndarray] | np.ndarray,
-    demonstrations: Sequence[Demonstration],
-    device: torch.device,
+def forward_pass(
+    demonstrations: Sequence[Demonstration], device: torch.device, *, shares_prefixes: bool
 ) -> ForwardPass:
-    """Add the scored tokens to a pass, from the index of each token of each demonstration."""
+    """Forward each distinct prefix of the demonstrations once, without padding; or pad to the longest."""
+    inputs: dict[str, Any] | TreePass
+    indices: Sequence[np.ndarray] | np.ndarray  # place of each token of each demonstration
+    if shares_prefixes:
+        last_scored = [max(i for i, weight in enumerate(one.weights) if weight) for one in demonstrations]
+        tree = TokenTree.of(
+            [np.array(one.ids[:last]) for one, last in zip(demonstrations, last_scored, strict=True)]
+        )
+        inputs, indices = TreePass(tree, device), tree.places
+    else:
+        ids = pad([torch.tensor(one.ids) for one in demonstrations])
+        mask = pad([torch.ones(len(one.ids), dtype=torch.long) for one in demonstrations])
+        inputs = {"input_ids": ids.to(device), "attention_mask": mask.to(device)}
+        indices = np.arange(ids.numel()).reshape(ids.shape)
     scored = [
         (int(index[place - 1]), one.ids[place], weight)
         for one, index in zip(demonstrations, indices, strict=True)
@@ -102,16 +95,15 @@ def split(
     tokens = longest = 0
     for demonstration in ordered:
         length = len(demonstration.ids)
-        added = length - shared_length(parts[-1][-1].ids, demonstration.ids) if parts else length
-        total = (
-            tokens + added if shares_prefixes else max(longest, length) * (len(parts[-1]) + 1 if parts else 1)
-        )
-        if parts and total <= max_tokens:
-            parts[-1].append(demonstration)
-            tokens, longest = tokens + added, max(longest, length)
-        else:
-            parts.append([demonstration])
-            tokens = longest = length
+        if parts:
+            added = length - shared_length(parts[-1][-1].ids, demonstration.ids)
+            padded = max(longest, length) * (len(parts[-1]) + 1)
+            if (tokens + added if shares_prefixes else padded) <= max_tokens:
+                parts[-1].append(demonstration)
+                tokens, longest = tokens + added, max(longest, length)
+                continue
+        parts.append([demonstration])
+        tokens = longest = length
     return parts
 
 
@@ -193,7 +185,7 @@ class SFTData(Dataset[list[Demonstration]]):
 class SFTStageTrainer(Trainer):
     """transformers' `Trainer` on batches of demonstrations.
 
-    What changes: a batch is a token tree (`tree_pass`) where the model allows it, split by tokens; the loss
+    What changes: a batch is a token tree where the model allows it, split by tokens; the loss
     is the weighted mean over all scored tokens of the optimiser step, on all ranks; checkpoints are atomic.
     TRL's `SFTTrainer` adds data, collator, chat template and loss, all of which differ here.
 
@@ -254,13 +246,14 @@ class SFTStageTrainer(Trainer):
         self._is_checked = True
         first, device = sorted(demonstrations, key=lambda one: one.ids)[:4], self.args.device
 
-        def mean(one: ForwardPass) -> torch.Tensor:
-            return self._losses(model, one).sum()[None] / len(one.targets)
+        def mean(*, shares_prefixes: bool) -> torch.Tensor:
+            made = forward_pass(first, device, shares_prefixes=shares_prefixes)
+            return self._losses(model, made).sum()[None] / len(made.targets)
 
         reason = disagreement(
             model,
-            lambda: mean(padded_pass(first, device)),
-            lambda: mean(tree_pass(first, device)),
+            partial(mean, shares_prefixes=False),
+            partial(mean, shares_prefixes=True),
             is_float32=computes_in_float32(self),
         )
         self.obstacle = any_reason(reason)
@@ -269,8 +262,7 @@ class SFTStageTrainer(Trainer):
 
     def _loss(self, model: torch.nn.Module, part: Sequence[Demonstration]) -> torch.Tensor:
         """Weighted sum of cross-entropies."""
-        make = tree_pass if self.obstacle is None else padded_pass
-        made = make(part, self.args.device)
+        made = forward_pass(part, self.args.device, shares_prefixes=self.obstacle is None)
         return (self._losses(model, made) * made.weights).sum()
 
     def _losses(self, model: torch.nn.Module, made: ForwardPass) -> torch.Tensor:
