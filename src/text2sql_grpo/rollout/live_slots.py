@@ -33,22 +33,14 @@ class Inbox(Protocol):
     """Source of sessions, and receiver of their ends."""
 
     def take(self, *, wait: bool) -> Sequence[Arrival] | None:
-        """Sessions that arrived since the last call; None if no more will come.
-
-        Args:
-            wait: Block until there is one.
-        """
+        """Sessions that arrived since the last call, after a `wait` for one; None if no more will come."""
 
     def end(self, session: Session[Any], error: BaseException | None) -> None:
         """Receive a finished session, with the internal failure that ended it."""
 
 
 def serve(inbox: Inbox, policy: SlotPolicy, chat: ChatFormat, budgets: Budgets, *, max_rows: int) -> None:
-    """Roll out arriving sessions until the inbox ends.
-
-    Args:
-        max_rows: Maximum number of sessions at once; more wait.
-    """
+    """Roll out arriving sessions, at most `max_rows` at once, until the inbox ends."""
     with policy.attending():
         _LiveScheduler(inbox, policy, chat, budgets, max_rows).run()
 
@@ -59,7 +51,7 @@ class _LiveScheduler(Scheduler):
     def __init__(
         self, inbox: Inbox, policy: SlotPolicy, chat: ChatFormat, budgets: Budgets, max_rows: int
     ) -> None:
-        super().__init__([], policy, chat, budgets, None, max_rows=max_rows, max_tokens=budgets.max_context)
+        super().__init__([], policy, chat, budgets, None, max_rows=max_rows)
         self._inbox = inbox
         self._draws = list(range(self._max_rows))  # free rows of uniform numbers
         self._kept: OrderedDict[tuple[int, ...], Family] = OrderedDict()
@@ -100,13 +92,7 @@ class _LiveScheduler(Scheduler):
         )
         super()._add_row(session, family)
 
-    def _evict(self, row: Row) -> None:
-        self._end(row, None)
-
-    def _fail(self, row: Row, error: BaseException) -> None:
-        self._end(row, error)
-
     def _end(self, row: Row, error: BaseException | None) -> None:
-        super()._evict(row)
+        self._evict(row)
         self._draws.append(self._order.pop(id(row.session)))
         self._inbox.end(row.session, error)

@@ -95,17 +95,15 @@ class Store:
         layers: Keys and values by the index of the layer.
     """
 
-    def __init__(self, dtype: torch.dtype) -> None:
+    def __init__(self) -> None:
         self.places = self.tokens = 0
         self.layers: dict[int, list[torch.Tensor]] = {}
-        self._dtype = dtype
 
     def of_layer(self, layer: int, states: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Return keys and values of a layer that attends to `states`: keys and values (H, N, D)."""
         if layer not in self.layers:
-            shapes = [(self.places, each.shape[0], self.tokens, each.shape[2]) for each in states]
             self.layers[layer] = [
-                each.new_zeros(shape, dtype=self._dtype) for each, shape in zip(states, shapes, strict=True)
+                each.new_zeros(self.places, each.shape[0], self.tokens, each.shape[2]) for each in states
             ]
         return self.layers[layer]
 
@@ -140,8 +138,7 @@ class SlotCache:
         self.prefix = torch.zeros(max_rows, dtype=torch.long, device=device)
         self.length = torch.zeros(max_rows, dtype=torch.long, device=device)
         self.prefix_lengths: list[int] = []
-        self._max_rows = max_rows
-        self.suffixes, self.prefixes = Store(dtype), Store(dtype)
+        self.suffixes, self.prefixes = Store(), Store()
         self._line: _Line | None = None
         self._longest: int | None = None  # at least the longest suffix; None if rows came or went
 
@@ -268,26 +265,21 @@ class PrefillPass:
     """
 
     def __init__(self, cache: SlotCache, numbers: Sequence[int]) -> None:
-        self._cache = cache
-        self._spans = []
-        start = 0
-        for number in numbers:
-            end = start + cache.prefix_lengths[number]
-            self._spans.append((number, start, end))
-            start = end
+        self._cache, self._numbers = cache, numbers
+        self._lengths = [cache.prefix_lengths[number] for number in numbers]
 
     def attend(
         self, kind: LayerKind, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     ) -> torch.Tensor:
         """Attention output, shape (N, H * Q, D), of queries (H * Q, N, D), keys and values (H, N, D)."""
-        dtype = self._cache.dtype
-        query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
+        query, key, value = (each.to(self._cache.dtype) for each in (query, key, value))
         prefixes = self._cache.prefixes.of_layer(kind.layer, (key, value))
         outputs = []
-        for number, start, end in self._spans:
-            for stored, states in zip(prefixes, (key, value), strict=True):
-                stored[number, :, : end - start] = states[:, start:end]
-            outputs.append(_causal(query[:, start:end], key[:, start:end], value[:, start:end], kind))
+        spans = (each.split(self._lengths, dim=1) for each in (query, key, value))
+        for number, queries, keys, values in zip(self._numbers, *spans, strict=True):
+            for stored, states in zip(prefixes, (keys, values), strict=True):
+                stored[number, :, : states.shape[1]] = states
+            outputs.append(_causal(queries, keys, values, kind))
         return torch.cat(outputs, dim=1).transpose(0, 1).contiguous()  # JetMoE's code needs a view of it
 
 
@@ -372,10 +364,11 @@ class StepPass:
     ) -> torch.Tensor:
         """Attention output, shape (N, H * Q, D), of queries (H * Q, N, D), keys and values (H, N, D)."""
         cache, dtype = self._cache, self._cache.dtype
-        cache.prefixes.of_layer(kind.layer, (key, value))  # made here if no prefix has a token
-        suffixes = cache.suffixes.of_layer(kind.layer, (key, value))
-        for stored, states in zip(suffixes, (key, value), strict=True):
-            stored[self.rows, :, self.positions] = states.transpose(0, 1).to(dtype)
+        new = key.to(dtype), value.to(dtype)
+        cache.prefixes.of_layer(kind.layer, new)  # made here if no prefix has a token
+        suffixes = cache.suffixes.of_layer(kind.layer, new)
+        for stored, states in zip(suffixes, new, strict=True):
+            stored[self.rows, :, self.positions] = states.transpose(0, 1)
         outputs = []
         start = self._num_first
         if self._first is not None:

@@ -136,19 +136,13 @@ class Scheduler:
         on_end: Callable[[Any], None] | None,
         *,
         max_rows: int | None = None,
-        max_tokens: int | None = None,
     ) -> None:
-        """Schedule sessions.
-
-        Args:
-            max_rows: Maximum number of sessions at once; None for that of the sessions.
-            max_tokens: Maximum tokens of prompt and episode; None for what the sessions need.
-        """
+        """Schedule sessions, at most `max_rows` at once; None for all of them."""
         self._policy, self._chat, self._budgets = policy, chat, budgets
         self._tools, self._on_end = ThreadPoolExecutor(_TOOL_THREADS, thread_name_prefix="tool"), on_end
-        longest = max((len(session.episode.prompt_ids) for session in sessions), default=0)
-        wanted = max_tokens or longest + budgets.max_episode_tokens
-        self._cache = policy.new_cache(max_rows or len(sessions), min(budgets.max_context, wanted))
+        prompts = (len(session.episode.prompt_ids) for session in sessions)
+        longest = max(prompts, default=budgets.max_context) + budgets.max_episode_tokens
+        self._cache = policy.new_cache(max_rows or len(sessions), min(budgets.max_context, longest))
         self._max_rows, device = len(self._cache.length), self._cache.length.device
         self._families = deque(_families(sessions))
         self._numbered: list[Family] = []
@@ -241,20 +235,21 @@ class Scheduler:
                 wait(due)
         for reply, row in due.items():
             row.reply = None
-            if error := reply.exception():
-                self._fail(row, error)
-                continue
-            self._index(row, [])
-            if row.session.episode.stop_reason is None:
-                self._start_turn(row)
-            else:
-                self._evict(row)
-                if self._on_end:
-                    self._on_end(row.session.episode)
+            error = reply.exception()
+            if error is None:
+                self._index(row, [])
+                if row.session.episode.stop_reason is None:
+                    self._start_turn(row)
+                    continue
+            self._end(row, error)
 
-    def _fail(self, row: Row, error: BaseException) -> None:
-        """Handle an internal failure of a row's tool call: it ends the rollout."""
-        raise error
+    def _end(self, row: Row, error: BaseException | None) -> None:
+        """End a session, or the rollout if its tool call failed internally."""
+        if error is not None:
+            raise error
+        self._evict(row)
+        if self._on_end:
+            self._on_end(row.session.episode)
 
     def _start_turn(self, row: Row) -> None:
         """Schedule the prefill of new tokens, or decoding if there is only one."""
