@@ -16,9 +16,6 @@ class BadSteps(TrainerCallback):
     """Callback that skips steps without a finite gradient, and logs their share as `step/skipped`.
 
     A skipped step leaves weights and optimizer as they are; `PATIENCE` of them in a row end the run.
-
-    Args:
-        log: Adds values to the metrics of the step.
     """
 
     def __init__(self, trainer: Trainer, log: Callable[[dict[str, float]], None]) -> None:

@@ -67,11 +67,7 @@ def attention_of(config: PreTrainedConfig) -> str:
 
 
 def plays_by_slots(engine: Engine, reason: str | None) -> bool:
-    """True if the engine is `slots`; `auto` falls back to `generation`, with one warning.
-
-    Args:
-        engine: The configured engine.
-        reason: Reason against `slots`, such as `obstacle`'s; None for none.
+    """True if the engine is `slots`; `auto` falls back for a reason to `generation`, with one warning.
 
     Raises:
         ModelError: The engine is `slots`, and there is a reason against it.
@@ -96,12 +92,9 @@ def model_policy(
     batch_size: int = 64,
     engine: Engine = "auto",
 ) -> "ModelPolicy | SlotPolicy":
-    """Policy of a model outside a trainer, in evaluation mode on its device.
+    """Policy of a model outside a trainer, on its device, for `batch_size` episodes at once.
 
-    Args:
-        temperature: 0 is greedy.
-        batch_size: Concurrent episodes.
-        engine: See `plays_by_slots`.
+    Greedy at temperature 0; for the engine, see `plays_by_slots`.
     """
     if engine != "generation" and plays_by_slots(engine, obstacle(model) or trial_obstacle(model)):
         return SlotPolicy(model, Sampling(temperature), max_slots=batch_size)
@@ -115,7 +108,6 @@ class SlotPolicy:
 
     Attributes:
         model: Model without an `obstacle`; may be wrapped by PEFT or accelerate.
-        sampling: Sampling distribution.
         max_slots: Concurrent episodes; None for as many as memory allows.
         stages: Where the time of prefill and of waits for tools is counted.
     """
@@ -251,11 +243,9 @@ def _trial(policy: SlotPolicy) -> str | None:
 
 
 class ModelPolicy:
-    """A transformers model for the engine `generation`, in batches, greedy or sampled.
+    """A transformers model for the engine `generation`, on its device and in batches.
 
     Args:
-        model: On its device.
-        chat: Source of the padding and end-of-turn tokens.
         sampling: How tokens are sampled; None is greedy.
         batch_size: Rows of one `generate` call.
     """

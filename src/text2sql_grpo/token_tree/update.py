@@ -68,7 +68,6 @@ class TokenTreeUpdate:
         """Return `is_on`; at the first call for a role, compare both ways on some rows.
 
         Args:
-            inputs: Prompts and completions of B rows.
             role: `policy` or `reference`, which is another model, or the policy with another adapter.
         """
         if role in self._checked or not self.is_on:

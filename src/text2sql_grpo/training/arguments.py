@@ -105,9 +105,7 @@ class SQLGRPOConfig(GRPOConfig):
     def __post_init__(self) -> None:
         try:
             self._complete()
-        except ArgumentError:
-            raise
-        except ValueError as error:  # TRL's and transformers' own
+        except ValueError as error:  # also TRL's and transformers' own
             raise ArgumentError(str(error)) from error
 
     def _complete(self) -> None:

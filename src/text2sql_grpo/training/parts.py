@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from text2sql_grpo.training.play import Rollouts
     from text2sql_grpo.training.trainer import RolloutGRPOTrainer
 
-Scores = dict[str, float] | None
-
 
 @dataclass(frozen=True)
 class Judged:
@@ -45,7 +43,7 @@ class Judged:
     """
 
     question: int
-    scores: Scores
+    scores: dict[str, float] | None
     reward: float | None
     stop_reason: str
     verdict: bool | None = None

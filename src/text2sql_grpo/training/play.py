@@ -29,8 +29,6 @@ class Rollouts:
     Args:
         trainer: Complete, its model prepared.
         play: Its tools and budgets are used.
-        config: The engine.
-        stages: Where times are counted.
 
     Attributes:
         chat: Chat format of the policy.
@@ -103,13 +101,10 @@ class Rollouts:
 
 def slots_obstacle(trainer: GRPOTrainer) -> str | None:
     """Setting that the engine `slots` does not support; None if there is none."""
+    args = trainer.args
     if trainer.use_vllm:
         return "vLLM generates"
-    if (
-        trainer.repetition_penalty != 1.0
-        or trainer.args.generation_kwargs
-        or trainer.args.cache_implementation
-    ):
+    if trainer.repetition_penalty != 1.0 or args.generation_kwargs or args.cache_implementation:
         return "repetition_penalty, generation_kwargs or cache_implementation are set"
     return None
 
@@ -165,11 +160,6 @@ class SQLPlay(Play):
 
     Its metric `grading/changed_golds` is the number of gold queries whose rows changed between executions, on
     any rank.
-
-    Args:
-        examples: Questions with gold queries that `load_examples` checked.
-        environment: Environment of the sessions.
-        judge: Judge of the episodes.
     """
 
     def __init__(self, examples: Sequence[Example], environment: SQLEnvironment, judge: Judge) -> None:

@@ -21,11 +21,7 @@ STAGES = ("select", "prefill", "decode", "tools", "grade", "update")
 
 
 class Episodes(Record):
-    """Writer of a line for every rollout that was played, in order of ranks.
-
-    Args:
-        write: Writes lines; called on rank 0.
-    """
+    """Writer of a line for every rollout that was played, in order of ranks, on rank 0."""
 
     def __init__(self, write: Callable[[Iterable[Mapping[str, Any]]], None]) -> None:
         self._write = write
@@ -146,12 +142,6 @@ class StepTimes(TrainerCallback):
     `select`, `prefill` of prompts and of replies, `decode`, `tools` (waits for replies while no row decodes),
     `grade`, and `update`, which is all the rest up to the optimiser's step. Checkpoints and evaluations
     between two steps are in none.
-
-    Args:
-        log: Adds values to the metrics of the step.
-
-    Attributes:
-        stages: Stages of the current step.
     """
 
     def __init__(self, log: Callable[[dict[str, float]], None]) -> None:

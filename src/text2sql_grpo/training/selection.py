@@ -43,8 +43,6 @@ class Shuffled(Select):
     """Shuffled epochs, the default: each question once before one repeats, none twice in a batch.
 
     Args:
-        questions: Indices of the questions.
-        generator: Source of the orders.
         shuffle: False for the order of `questions`.
     """
 

@@ -42,10 +42,7 @@ class RolloutGRPOTrainer(GRPOTrainer):
 
     Args:
         model: The policy, or its folder or Hub id.
-        args: Training arguments.
         num_questions: Number of training questions, which sets the length of an epoch.
-        play: Plays and judges questions.
-        rollout: Engine of the rollouts.
         processing_class: Tokenizer; None for that of the model.
         select: Selects questions; None for shuffled epochs.
         teach: Cross-entropy in addition to GRPO's loss.
