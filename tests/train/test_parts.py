@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 
 from text2sql_grpo.environment.episode import Rollout
-from text2sql_grpo.token_tree.scored_tree import trimmed
+from text2sql_grpo.token_tree.update import trimmed
 from text2sql_grpo.training.losses import joined
 from text2sql_grpo.training.parts import Batch, Judged, Row
 

@@ -20,9 +20,8 @@ from trl.kernels import ChunkedLogProbFunction
 from tests.rounding import assert_same, in_float64
 from tests.tiny_model import write_model
 from text2sql_grpo.token_tree import attention
-from text2sql_grpo.token_tree.scored_tree import group_rows, rows_with_advantage, trimmed
 from text2sql_grpo.token_tree.tree import TokenTree
-from text2sql_grpo.token_tree.update import LogProbs
+from text2sql_grpo.token_tree.update import LogProbs, group_rows, prompt_texts, rows_with_advantage, trimmed
 from text2sql_grpo.training.arguments import SQLGRPOConfig
 from text2sql_grpo.training.parts import Play
 from text2sql_grpo.training.trainer import RolloutGRPOTrainer
@@ -218,7 +217,7 @@ def test_every_loss(trainer: Sharing, loss_type: str, variant: str) -> None:
 
 def test_groups_without_advantage_are_not_forwarded(trainer: Sharing) -> None:
     batch = batch_of(random.Random(5), [4, 4, 4])
-    groups = group_rows(batch["prompt_ids"], batch["prompt_mask"])
+    groups = group_rows(prompt_texts(batch["prompt_ids"], batch["prompt_mask"]))
     batch["advantages"][groups[1]] = 0.0
     batch["advantages"][groups[2][0]] = 0.0
     assert trainer.update.is_on

@@ -28,7 +28,7 @@ from text2sql_grpo.config import LossesConfig, SelectionConfig
 from text2sql_grpo.environment.episode import Rollout
 from text2sql_grpo.errors import ConfigError
 from text2sql_grpo.rollout.engine import Continuations, SlotPolicy
-from text2sql_grpo.token_tree.scored_tree import trimmed
+from text2sql_grpo.token_tree.update import trimmed
 from text2sql_grpo.training.arguments import SQLGRPOConfig, training_arguments
 from text2sql_grpo.training.parts import Credit, Judged, Play, Record, Row, Select
 from text2sql_grpo.training.record import STAGES

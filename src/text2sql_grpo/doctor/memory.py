@@ -28,8 +28,8 @@ from text2sql_grpo.errors import ModelError
 from text2sql_grpo.models.loaded_policy import lora_config, with_adapter
 from text2sql_grpo.rollout.policy import cached_numbers
 from text2sql_grpo.token_tree.attention import TreePass, attend_to_trees, obstacle
-from text2sql_grpo.token_tree.scored_tree import keep_hidden_states
 from text2sql_grpo.token_tree.tree import Tile, TokenTree
+from text2sql_grpo.token_tree.update import keep_hidden_states
 
 _FOUR_BIT_BYTES = 0.5 + 1 / 64 + 4 / (64 * 256)  # NF4 in blocks of 64, their 8-bit scales in blocks of 256
 # On a GPU kernels, workspaces, fragments: a reserve, not measured; on a CPU the program with its libraries.

@@ -32,9 +32,8 @@ from text2sql_grpo.rollout.check import disagreement
 from text2sql_grpo.rollout.demonstrations import Demonstration, weighted_demonstrations
 from text2sql_grpo.rollout.slots import shared_length
 from text2sql_grpo.token_tree.attention import TreePass, attend_to_trees
-from text2sql_grpo.token_tree.scored_tree import keep_hidden_states
 from text2sql_grpo.token_tree.tree import TokenTree
-from text2sql_grpo.token_tree.update import computes_in_float32, tree_obstacle
+from text2sql_grpo.token_tree.update import computes_in_float32, keep_hidden_states, tree_obstacle
 from text2sql_grpo.training.arguments import SQLGRPOConfig
 
 logger = logging.getLogger(__name__)
@@ -111,7 +110,6 @@ class SFTData(Dataset[list[Demonstration]]):
     """SFT batches of one rank, drawn by seed and epoch and made on access.
 
     Args:
-        examples: Questions whose golds are demonstrated.
         chats: Collected chats, each with the name of its database.
         batch_size: Number of questions and chats in one batch.
         longest: Maximum number of tokens; longer demonstrations are left out and counted.
@@ -185,12 +183,9 @@ class SFTData(Dataset[list[Demonstration]]):
 class SFTStageTrainer(Trainer):
     """transformers' `Trainer` on batches of demonstrations.
 
-    What changes: a batch is a token tree where the model allows it, split by tokens; the loss
-    is the weighted mean over all scored tokens of the optimiser step, on all ranks; checkpoints are atomic.
-    TRL's `SFTTrainer` adds data, collator, chat template and loss, all of which differ here.
-
-    Args:
-        max_tokens: Maximum number of tokens in one forward pass.
+    What changes: a batch is a token tree where the model allows it, in passes of about `max_tokens`; the
+    loss is the weighted mean over all scored tokens of the optimiser step, on all ranks; checkpoints are
+    atomic. TRL's `SFTTrainer` adds data, collator, chat template and loss, all of which differ here.
     """
 
     def __init__(

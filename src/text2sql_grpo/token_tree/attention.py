@@ -33,11 +33,7 @@ _ALIGNED = 16  # torch's fused attention copies a mask whose rows do not start a
 
 
 class _TreeMask:
-    """Attention mask of some layers of a model, in place of transformers' tensor.
-
-    Args:
-        window: A token attends to this many tokens, itself the last of them; None for all.
-    """
+    """Attention mask of layers with a window (`TokenTree.tiles`), in place of transformers' tensor."""
 
     def __init__(self, running: "TreePass", window: int | None) -> None:
         self.running, self._window = running, window

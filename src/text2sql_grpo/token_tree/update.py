@@ -1,8 +1,18 @@
-"""The trainer's update, with each distinct token prefix of a micro-batch forwarded once."""
+"""The trainer's update, with each distinct token prefix of a micro-batch forwarded once.
+
+Tokens behind the last scored one of a row are not forwarded, and only scored tokens get logits.
+"""
 
 import logging
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from typing import Any
 
+import numpy as np
 import torch
 from torch.nn import functional
 from transformers import Trainer
@@ -13,15 +23,7 @@ from text2sql_grpo.reliability.ranks import any_reason
 from text2sql_grpo.rollout.check import disagreement
 from text2sql_grpo.rollout.slots import shared_length
 from text2sql_grpo.token_tree.attention import TreePass, attend_to_trees, obstacle
-from text2sql_grpo.token_tree.scored_tree import (
-    ScoredTree,
-    by_prompt,
-    keep_hidden_states,
-    prompt_texts,
-    rows_with_advantage,
-    scored_tree,
-    trimmed,
-)
+from text2sql_grpo.token_tree.tree import TokenTree
 from text2sql_grpo.trl_compat import LogProbs as LogProbs
 
 logger = logging.getLogger(__name__)
@@ -96,23 +98,19 @@ class TokenTreeUpdate:
 
         A row next to the groups (`training.losses.joined`) goes where a prompt begins most like its own.
         """
-        args, beside = self._trainer.args, list[int]()
-        if "is_beside" in batch:
-            beside = batch["is_beside"].nonzero()[:, 0].tolist()
-        groups = {
-            name: value[: len(value) - len(beside)] if value.ndim else value for name, value in batch.items()
-        }
-        rows = list(range(len(groups["prompt_ids"])))
+        args = self._trainer.args
+        prompts = prompt_texts(batch["prompt_ids"], batch["prompt_mask"])
+        count = len(prompts) - (int(batch["is_beside"].sum()) if "is_beside" in batch else 0)
+        rows = list(range(count))
         if self.is_on:
             steps = max(1, args.steps_per_generation // args.gradient_accumulation_steps)
-            rows = by_prompt(groups, parts=steps, is_shuffled=not self._keeps_order)
+            rows = by_prompt(prompts[:count], parts=steps, is_shuffled=not self._keeps_order)
         elif not self._keeps_order:
             rows = torch.randperm(len(rows)).tolist()
         size = len(rows) // args.steps_per_generation
         parts = [rows[first : first + size] for first in range(0, len(rows), size)]
-        prompts = prompt_texts(batch["prompt_ids"], batch["prompt_mask"])
         added: list[list[int]] = [[] for _ in parts]
-        for row in beside:
+        for row in range(count, len(prompts)):
             shared = [max(shared_length(prompts[row], prompts[one]) for one in part) for part in parts]
             place = max(range(len(parts)), key=lambda part: (shared[part], -len(added[part])))
             added[place].append(row)
@@ -151,7 +149,6 @@ class TokenTreeUpdate:
         By token trees, it is 0 for tokens that the loss does not read.
 
         Args:
-            role: See `check`.
             batch_size: Rows of one forward pass; None for all.
         """
         wanted = {"compute_entropy": compute_entropy, "compute_aux_loss": compute_aux_loss}
@@ -178,6 +175,30 @@ class TokenTreeUpdate:
         )
 
 
+def tree_obstacle(trainer: Trainer) -> str | None:
+    """Reason why a trainer cannot forward token trees; None if none is known before it tries."""
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    if trainer.args.use_liger_kernel or trainer.args.torch_compile:
+        return "use_liger_kernel or torch_compile is set"
+    return obstacle(model)
+
+
+def computes_in_float32(trainer: Trainer) -> bool:
+    """True if the forward passes of training round to float32."""
+    dtype = trainer.accelerator.unwrap_model(trainer.model).dtype
+    return bool(trainer.accelerator.mixed_precision == "no" and dtype == torch.float32)
+
+
+def may_skip_zero_variance(trainer: GRPOTrainer) -> bool:
+    """True if rows without an advantage change no gradient, so that only metrics would read them.
+
+    The loss type bnpo divides by the number of their tokens.
+    """
+    has_bonus = trainer.args.entropy_coef or trainer.args.use_adaptive_entropy
+    has_gradient = trainer.beta or has_bonus or trainer.aux_loss_enabled
+    return not (has_gradient or trainer.loss_type == "bnpo")
+
+
 def whole_rows(inputs: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor, int]:
     """Prompts with their completions, and the mask that is 0 for padding, both (B, P + K); and K."""
     ids, mask = (
@@ -194,12 +215,120 @@ def loss_tokens(inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
     return inputs["completion_mask"] * is_read
 
 
-def tree_obstacle(trainer: Trainer) -> str | None:
-    """Reason why a trainer cannot forward token trees; None if none is known before it tries."""
-    model = trainer.accelerator.unwrap_model(trainer.model)
-    if trainer.args.use_liger_kernel or trainer.args.torch_compile:
-        return "use_liger_kernel or torch_compile is set"
-    return obstacle(model)
+def rows_with_advantage(inputs: dict[str, Any]) -> torch.Tensor:
+    """True for rows that have an advantage, or share a prompt with one that has; bool, shape (B, 1)."""
+    advantages = inputs["advantages"]
+    has_advantage = torch.zeros(len(advantages), 1, dtype=torch.bool)
+    for rows in group_rows(prompt_texts(inputs["prompt_ids"], inputs["prompt_mask"])):
+        has_advantage[rows] = bool(advantages[rows].any())
+    return has_advantage.to(advantages.device)
+
+
+def trimmed(inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Cut the columns of a micro-batch that are padding in every row, which shifts all tokens.
+
+    At least two columns of completions stay: TRL reads a single one as a value of the whole sequence.
+    """
+    present = {name: inputs[f"{name}_mask"].any(0).nonzero()[:, 0] for name in ("prompt", "completion")}
+    if not len(present["prompt"]) or not len(present["completion"]):
+        return inputs
+    columns = slice(int(present["prompt"][0]), int(present["prompt"][-1]) + 1)
+    cut = {name: inputs[name][:, columns] for name in ("prompt_ids", "prompt_mask")}
+    shape = inputs["completion_mask"].shape
+    last = max(int(present["completion"][-1]), min(1, shape[1] - 1))
+    for name, value in inputs.items():
+        if name not in cut and value.shape == shape:
+            cut[name] = value[:, : last + 1]
+    return inputs | cut
+
+
+def by_prompt(prompts: Sequence[bytes], *, parts: int, is_shuffled: bool) -> list[int]:
+    """Order of the rows of a generation batch: prompts that begin alike meet in each of `parts` equal parts.
+
+    Args:
+        is_shuffled: Deal whole groups to the parts at random.
+    """
+    rows = list(range(len(prompts)))
+    if is_shuffled:
+        groups = group_rows(prompts)
+        rows = [row for number in torch.randperm(len(groups)).tolist() for row in groups[number]]
+    bounds = [len(rows) * part // parts for part in range(parts + 1)]
+    return [
+        row for one, other in pairwise(bounds) for row in sorted(rows[one:other], key=prompts.__getitem__)
+    ]
+
+
+def group_rows(prompts: Sequence[bytes]) -> list[list[int]]:
+    """Group rows by prompt, in order of first occurrence."""
+    rows_of = defaultdict(list)
+    for row, prompt in enumerate(prompts):
+        rows_of[prompt].append(row)
+    return list(rows_of.values())
+
+
+def prompt_texts(prompt_ids: torch.Tensor, prompt_mask: torch.Tensor) -> list[bytes]:
+    """Bytes of each prompt without padding; both arguments have shape (B, P)."""
+    rows = zip(prompt_ids.cpu(), prompt_mask.bool().cpu(), strict=True)
+    return [ids[mask].numpy().tobytes() for ids, mask in rows]
+
+
+@dataclass(frozen=True)
+class ScoredTree:
+    """Tree of a micro-batch of B rows with completions of up to K tokens.
+
+    Attributes:
+        tree: The forwarded tokens.
+        sources: Place of the token before each distinct scored token; shape (M,).
+        targets: The distinct scored tokens; shape (M,).
+        columns: Flat index of each scored token in (B, K); shape (S,).
+        numbers: Index of its log-prob in `targets`; shape (S,).
+        shape: (B, K).
+    """
+
+    tree: TokenTree
+    sources: torch.Tensor
+    targets: torch.Tensor
+    columns: torch.Tensor
+    numbers: torch.Tensor
+    shape: torch.Size
+
+    def unpack(self, values: torch.Tensor) -> torch.Tensor:
+        """Scatter values of the distinct scored tokens to shape (B, K); 0 elsewhere."""
+        empty = values.new_zeros(self.shape.numel())
+        return empty.index_copy(0, self.columns, values[self.numbers]).view(self.shape)
+
+
+def scored_tree(
+    input_ids: torch.Tensor, attention_mask: torch.Tensor, is_scored: torch.Tensor, *, is_whole: bool = False
+) -> ScoredTree:
+    """Make the tree of a micro-batch.
+
+    Args:
+        input_ids: Prompts and completions, padded anywhere; shape (B, P + K).
+        attention_mask: 0 for padding; same shape.
+        is_scored: 1 for completion tokens that need a log-prob; shape (B, K). If none does, the first token
+            gets one, so that the result still depends on the weights.
+        is_whole: Forward all tokens of all rows.
+    """
+    ids, present = input_ids.cpu().numpy(), attention_mask.bool().cpu().numpy()
+    prompt_width = ids.shape[1] - is_scored.shape[1]
+    scored = np.zeros_like(present)
+    scored[:, prompt_width:] = is_scored.bool().cpu().numpy() & present[:, prompt_width:]
+    if not scored.any():
+        present = present.copy()
+        present[0, prompt_width] = scored[0, prompt_width] = True
+    # Tokens before the last scored one of their row.
+    needed = present if is_whole else present & (scored[:, ::-1].cumsum(1)[:, ::-1] - scored > 0)
+    tree = TokenTree.of([row[kept] for row, kept in zip(ids, needed, strict=True)])
+    before = present.cumsum(1) - 2  # index in its row of the token before
+    before_scored = [path[index[kept]] for path, index, kept in zip(tree.places, before, scored, strict=True)]
+    rows, columns = scored.nonzero()
+    pairs = np.stack([np.concatenate(before_scored), ids[rows, columns]])
+    distinct, numbers = np.unique(pairs, axis=1, return_inverse=True)
+    places = rows * is_scored.shape[1] + columns - prompt_width
+    tensor = partial(torch.tensor, device=input_ids.device)
+    fields = tensor(distinct[0]), tensor(distinct[1]), tensor(places), tensor(numbers.reshape(-1))
+    return ScoredTree(tree, *fields, is_scored.shape)
 
 
 def tree_log_probs(
@@ -221,17 +350,16 @@ def tree_log_probs(
     return batch.unpack(output.log_probs[0]), entropy, output.aux_loss if compute_aux_loss else None
 
 
-def computes_in_float32(trainer: Trainer) -> bool:
-    """True if the forward passes of training round to float32."""
-    dtype = trainer.accelerator.unwrap_model(trainer.model).dtype
-    return bool(trainer.accelerator.mixed_precision == "no" and dtype == torch.float32)
+@contextmanager
+def keep_hidden_states(backbone: torch.nn.Module, places: torch.Tensor) -> Iterator[None]:
+    """Pass only the hidden states at `places` (flat indices over all rows) to the model's head."""
 
+    def keep(module: torch.nn.Module, inputs: Any, output: Any) -> Any:
+        output.last_hidden_state = output.last_hidden_state.flatten(0, 1)[None, places]
+        return output
 
-def may_skip_zero_variance(trainer: GRPOTrainer) -> bool:
-    """True if rows without an advantage change no gradient, so that only metrics would read them.
-
-    The loss type bnpo divides by the number of their tokens.
-    """
-    has_bonus = trainer.args.entropy_coef or trainer.args.use_adaptive_entropy
-    has_gradient = trainer.beta or has_bonus or trainer.aux_loss_enabled
-    return not (has_gradient or trainer.loss_type == "bnpo")
+    hook = backbone.register_forward_hook(keep)
+    try:
+        yield
+    finally:
+        hook.remove()
