@@ -8,9 +8,9 @@ attention: it keeps keys and values across turns and computes nothing twice.
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from text2sql_grpo.rollout import slots
 from text2sql_grpo.rollout.chat_format import ChatFormat
 from text2sql_grpo.rollout.policy import SlotPolicy
+from text2sql_grpo.rollout.slots import Scheduler
 from text2sql_grpo.rollout.turns import Budgets, Continuations, R, Session, start_all, take_turn
 
 __all__ = ["Budgets", "Continuations", "Policy", "Session", "SlotPolicy", "run"]
@@ -52,7 +52,9 @@ def run(
         if on_end and episode.stop_reason is not None:  # its prompt left no room for an answer
             on_end(episode)
     if isinstance(policy, SlotPolicy):
-        slots.play(sessions, policy, chat, budgets, on_end=on_end)
+        if waiting := [session for session in sessions if session.episode.stop_reason is None]:
+            with policy.attending():
+                Scheduler(waiting, policy, chat, budgets, on_end).run()
         return episodes
     while active := [i for i, episode in enumerate(episodes) if episode.stop_reason is None]:
         written = policy.generate(

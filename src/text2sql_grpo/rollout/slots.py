@@ -20,7 +20,7 @@ from text2sql_grpo.rollout.chat_format import ChatFormat
 from text2sql_grpo.rollout.drafts import Drafts
 from text2sql_grpo.rollout.policy import SlotPolicy
 from text2sql_grpo.rollout.slot_cache import PrefillPass, StepPass
-from text2sql_grpo.rollout.turns import Budgets, R, Session, take_turn
+from text2sql_grpo.rollout.turns import Budgets, Session, take_turn
 
 _PASS_TOKENS = 4_096  # of prompts or replies prefilled in one forward pass, unless one alone is longer
 _TOOL_THREADS = 32
@@ -104,23 +104,8 @@ class Row:
     text: list[int] = field(default_factory=list)
 
 
-def play(
-    sessions: Sequence[Session[R]],
-    policy: SlotPolicy,
-    chat: ChatFormat,
-    budgets: Budgets,
-    *,
-    on_end: Callable[[R], None] | None = None,
-) -> None:
-    """Play started sessions to their end; see `engine.run`."""
-    waiting = [session for session in sessions if session.episode.stop_reason is None]
-    if waiting:
-        with policy.attending():
-            Scheduler(waiting, policy, chat, budgets, on_end).run()
-
-
 class Scheduler:
-    """Scheduler of rows, to be made and run inside `SlotPolicy.attending`.
+    """Scheduler of started sessions, to be made and run inside `SlotPolicy.attending`.
 
     Views of `state`, of shape (rows,), hold by the index of the row: the `session`, the next input token
     (`last`), tokens `left` in the turn, tokens `sampled` in it, tokens `drawn` in the episode, and the number
