@@ -40,8 +40,6 @@ class BadSteps(TrainerCallback):
 
 
 def _is_finite(gradients: list[torch.Tensor]) -> bool:
-    if not gradients:
-        return True
     norm = torch.nn.utils.get_total_norm(gradients)
     if hasattr(norm, "full_tensor"):  # a DTensor of sharded weights
         norm = norm.full_tensor()

@@ -47,8 +47,7 @@ def steps_done(checkpoint: Path) -> int:
 def is_finished(checkpoint: Path, max_steps: int) -> bool:
     """True if a run of `max_steps` has no step left; transformers would do one more.
 
-    Args:
-        max_steps: Number of steps; -1 for whole epochs, which transformers counts right.
+    Not for -1, whole epochs, which transformers counts right.
     """
     return 0 < max_steps <= steps_done(checkpoint)
 
@@ -300,11 +299,7 @@ def _sync(path: Path) -> None:
 
 
 def _read_back(folder: Path) -> None:
-    """Open safetensors (header), torch's zips (checksums) and JSON.
-
-    Raises:
-        ValueError, SafetensorError, zipfile.BadZipFile: A file is truncated or corrupt.
-    """
+    """Open safetensors (header), torch's zips (checksums) and JSON; a truncated or corrupt file raises."""
     for path in sorted(folder.rglob("*")):
         if path.suffix == ".safetensors":
             with safe_open(path, framework="pt") as tensors:

@@ -87,11 +87,7 @@ def barrier() -> None:
 
 @contextmanager
 def collective_errors() -> Iterator[None]:
-    """Turn a failed collective into RunError: another rank died; see its log.
-
-    Raises:
-        RunError: Another rank died.
-    """
+    """Turn a failed collective into RunError: another rank died; see its log."""
     try:
         yield
     except RuntimeError as error:

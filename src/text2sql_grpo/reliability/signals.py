@@ -35,11 +35,7 @@ def _handling(handler: Callable[[int, FrameType | None], None], *numbers: int) -
 
 
 class StopOnInterrupt(TrainerCallback):
-    """Callback that ends the run after the current step, with a checkpoint; a second signal ends it at once.
-
-    Attributes:
-        is_stopping: True after the first signal.
-    """
+    """Callback that ends a run after the current step, with a checkpoint; a second signal ends it at once."""
 
     def __init__(self, console: Console) -> None:
         self.is_stopping = False

@@ -30,7 +30,6 @@ class ChatFormat:
     """Encoder of prompts, turns and replies by a tokenizer and its chat template.
 
     Args:
-        tokenizer: With a chat template.
         tools: JSON schemas of the tools, for the native protocol.
         eos_token_ids: Ids that end a turn besides the tokenizer's.
         template_options: Further variables of the chat template, such as `enable_thinking`.
@@ -108,10 +107,8 @@ class ChatFormat:
         mark = _unused_character([reply["content"]])
         with self._lock:
             content = self._control.broken(reply["content"], self._reply_role, mark)
-        if self._around_reply is None:
-            ids = self._encode(self._bridge(self._reply_role, content), mark)
-        else:
-            ids = self._encode(content.join(self._around_reply), mark)
+        around = self._around_reply
+        ids = self._encode(content.join(around) if around else self._bridge(self._reply_role, content), mark)
         if last_token_id in self.eos_token_ids and ids and ids[0] in self.eos_token_ids:
             return ids[1:]
         return ids

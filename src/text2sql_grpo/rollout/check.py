@@ -23,9 +23,7 @@ def disagreement(
 ) -> str | None:
     """Reason why a model cannot be forwarded the fast way, found by trying; None if both ways agree.
 
-    Args:
-        plain: Function that returns log-probs of rows, each forwarded whole by the model's own code.
-        fast: Function that returns the same by the fast way.
+    Both return log-probs of the same rows; `plain` forwards each row whole by the model's own code.
     """
     was_training = model.training
     model.eval()

@@ -10,11 +10,7 @@ _NGRAM = 2  # tokens
 
 
 class Drafts:
-    """N-gram index of a prompt and the texts behind it.
-
-    Args:
-        prompt: Token ids that the texts share.
-    """
+    """N-gram index of a prompt, which texts share, and of these texts."""
 
     def __init__(self, prompt: Sequence[int]) -> None:
         # N-gram -> a text, and the index of the token that followed it there.

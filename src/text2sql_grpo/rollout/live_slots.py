@@ -87,9 +87,7 @@ class _LiveScheduler(Scheduler):
     def _add_row(self, session: Session[Any], family: Family) -> None:
         draw = self._draws.pop()
         self._order[id(session)] = draw
-        self._uniforms[draw] = self._policy.sampling.uniforms(1, self._uniforms.shape[1])[0].to(
-            self._uniforms.device
-        )
+        self._uniforms[draw] = self._policy.sampling.uniforms(1, self._uniforms.shape[1])[0]
         super()._add_row(session, family)
 
     def _end(self, row: Row, error: BaseException | None) -> None:

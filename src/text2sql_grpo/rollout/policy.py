@@ -218,9 +218,9 @@ def _trial(policy: SlotPolicy) -> str | None:
         found = []
         with policy.attending():
             cache = policy.new_cache(3, length + count)
-            numbers = cache.add_prefixes([len(prefix) for prefix in prefixes])
+            cache.add_prefixes([len(prefix) for prefix in prefixes])
             positions = torch.cat([torch.arange(len(prefix), device=device) for prefix in prefixes])
-            policy.logits(torch.cat(prefixes), positions, positions[:1], PrefillPass(cache, numbers))
+            policy.logits(torch.cat(prefixes), positions, positions[:1], PrefillPass(cache, [0, 1]))
             if len(cache.prefixes.layers) < config.num_hidden_layers:
                 raise ModelError("not all of its layers use transformers' attention")
             for number in (0, 0, 1):

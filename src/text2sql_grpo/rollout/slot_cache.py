@@ -142,14 +142,12 @@ class SlotCache:
         self._line: _Line | None = None
         self._longest: int | None = None  # at least the longest suffix; None if rows came or went
 
-    def add_prefixes(self, lengths: Sequence[int]) -> list[int]:
-        """Add prefixes, to be filled by a `PrefillPass`; returns their indices."""
-        numbers = list(range(len(self.prefix_lengths), len(self.prefix_lengths) + len(lengths)))
+    def add_prefixes(self, lengths: Sequence[int]) -> None:
+        """Add prefixes behind those in use, to be filled by a `PrefillPass`."""
         self.prefix_lengths += lengths
         tokens = max(self.prefixes.tokens, _rounded(max(self.prefix_lengths)))
         self.prefixes.resize(max(self.prefixes.places, len(self.prefix_lengths)), tokens)
         self._line = None
-        return numbers
 
     def drop_prefix(self, number: int) -> int:
         """Remove an unused prefix; returns the old index of the one that takes its place."""

@@ -8,10 +8,8 @@ from contextlib import contextmanager
 class Stages:
     """Seconds of each stage; each moment since `restart` is counted once.
 
-    A stage inside another one interrupts it. On a GPU, work is counted where the host waits for it.
-
-    Args:
-        rest: Name of the stage outside all others.
+    A stage inside another one interrupts it; `rest` is the stage outside all others. On a GPU, work is
+    counted where the host waits for it.
     """
 
     def __init__(self, rest: str = "rest") -> None:

@@ -163,9 +163,7 @@ class SQLGRPOConfig(GRPOConfig):
 def wrong_combinations(arguments: SQLGRPOConfig, processes: int, *, is_sharded: bool) -> list[str]:
     """List the combinations of settings that would fail, hang or train something else.
 
-    Args:
-        processes: Number of ranks.
-        is_sharded: True if weights are sharded (FSDP, ZeRO-3).
+    Weights are sharded by FSDP and ZeRO-3.
     """
     reasons = []
     shared_by = arguments.vllm_tensor_parallel_size if arguments.vllm_mode == "colocate" else 1

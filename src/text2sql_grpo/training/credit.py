@@ -19,7 +19,6 @@ class GroupCredit(Credit):
     """Advantage of each rollout within its group (GRPO).
 
     Args:
-        group_size: Rollouts of one question.
         scale: TRL's `scale_rewards`: divide by the deviation of the `group`, of the `batch`, or not (`none`).
     """
 

@@ -91,7 +91,6 @@ class Kept(Teach):
 
     Args:
         databases: Database of each training question.
-        sampled: Number of questions that are sampled.
         weight: Weight of a token.
         share: Rows added to a batch, as a share of its rows.
     """

@@ -34,13 +34,12 @@ class Rollouts:
         chat: Chat format of the policy.
         way: Name of the engine, with the reason if it is the slower one.
         plays_by_slots: True if the engine is `slots`. The first batch may show that it cannot be.
-        on_episode: Callback during rollouts: number of finished episodes, number of episodes of this rank;
-            None for none.
+        on_episode: Callback during rollouts: number of finished episodes, number of episodes of this rank.
     """
 
     def __init__(self, trainer: GRPOTrainer, play: Play, config: RolloutConfig, *, stages: Stages) -> None:
         self._trainer, self._config, self.stages = trainer, config, stages
-        self.on_episode: Callable[[int, int], None] | None = None
+        self.on_episode: Callable[[int, int], None] = lambda done, total: None
         self.chat = ChatFormat(
             trainer.processing_class,
             tools=play.tools,
@@ -69,8 +68,7 @@ class Rollouts:
         over = count(1)
 
         def show(episode: R) -> None:
-            if self.on_episode is not None:
-                self.on_episode(next(over), len(sessions))
+            self.on_episode(next(over), len(sessions))
 
         with self._policy() as policy, self.stages.of(decode=1):
             return run(sessions, policy, self.chat, self.budgets, on_end=show)

@@ -139,8 +139,7 @@ class SQLGRPOTrainer(RolloutGRPOTrainer):
         self.environment = environment
         environment.sessions.count_tokens_by(self.rollouts.chat.count_tokens)
         if held_out:
-            last = self.args.max_steps if self.args.max_steps > 0 else sys.maxsize  # epochs: at their end
-            every = int(args.eval_steps or last)
+            every = int(args.eval_steps or sys.maxsize)  # the last step is always evaluated
             self.add_callback(EvaluationSchedule(self, environment.answer, held_out, every=every))
 
     def train(self, resume_from_checkpoint: str | Path | bool | None = None, **options: Any) -> TrainOutput:

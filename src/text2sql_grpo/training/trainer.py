@@ -48,9 +48,6 @@ class RolloutGRPOTrainer(GRPOTrainer):
         teach: Cross-entropy in addition to GRPO's loss.
         credit: Computes advantages; None for GRPO's, of `Judged.reward`.
         record: Parts that log batches, in addition to the metrics of rewards and lengths.
-
-    Attributes:
-        rollouts: Rollouts with the current policy.
     """
 
     def __init__(
