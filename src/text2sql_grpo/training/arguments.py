@@ -165,23 +165,21 @@ def wrong_combinations(arguments: SQLGRPOConfig, processes: int, *, is_sharded: 
 
     Weights are sharded by FSDP and ZeRO-3.
     """
-    reasons = []
     shared_by = arguments.vllm_tensor_parallel_size if arguments.vllm_mode == "colocate" else 1
-    if arguments.use_vllm and processes % shared_by:
-        reasons.append(
-            f"vllm_tensor_parallel_size must divide the number of processes ({processes}), got {shared_by}: "
-            "it is the number of processes that share one vLLM"
-        )
-    if arguments.save_strategy == "best":
-        reasons.append("save_strategy must not be best, which evaluates: set evaluation.keep: best")
-    if arguments.sync_ref_model and arguments.beta == 0:
-        reasons.append("sync_ref_model needs beta > 0: without a KL term there is no reference")
-    if arguments.sync_ref_model and is_sharded:
-        reasons.append(
-            "sync_ref_model moves a reference that no checkpoint can hold where weights are sharded (FSDP, "
-            "ZeRO-3): set it to false, or train with DDP or ZeRO-2"
-        )
-    return reasons
+    moves_reference = arguments.sync_ref_model
+    reasons = {
+        f"vllm_tensor_parallel_size must divide the number of processes ({processes}), got {shared_by}: "
+        "it is the number of processes that share one vLLM": arguments.use_vllm and processes % shared_by,
+        "save_strategy must not be best, which evaluates: set evaluation.keep: best": (
+            arguments.save_strategy == "best"
+        ),
+        "sync_ref_model needs beta > 0: without a KL term there is no reference": (
+            moves_reference and arguments.beta == 0
+        ),
+        "sync_ref_model moves a reference that no checkpoint can hold where weights are sharded (FSDP, "
+        "ZeRO-3): set it to false, or train with DDP or ZeRO-2": moves_reference and is_sharded,
+    }
+    return [reason for reason, is_wrong in reasons.items() if is_wrong]
 
 
 def wrong_launch(surroundings: Mapping[str, str], *, is_on_cpu: bool = False) -> list[str]:
@@ -191,33 +189,23 @@ def wrong_launch(surroundings: Mapping[str, str], *, is_on_cpu: bool = False) ->
         surroundings: Environment variables, which `accelerate launch` sets.
         is_on_cpu: True for training on CPUs, where accelerate cannot shard.
     """
-    reasons = []
-    is_deepspeed = surroundings.get("ACCELERATE_USE_DEEPSPEED", "").lower() == "true"
-    if is_on_cpu and (_is_fsdp(surroundings) or is_deepspeed):
-        reasons.append(
-            "accelerate shards a model only on accelerators (FSDP, DeepSpeed), and would silently train "
-            "copies of it on CPUs: use config/accelerate/ddp.yaml there"
-        )
+    is_fsdp = _is_fsdp(surroundings)
     version = surroundings.get("FSDP_VERSION", "1")
-    if _is_fsdp(surroundings) and version != "2":
-        reasons.append(
-            f"accelerate's fsdp_version must be 2, got {version}: version 1 flattens weights, so that no "
-            "episode could be played with them"
-        )
     kind = surroundings.get("FSDP_STATE_DICT_TYPE", "SHARDED_STATE_DICT")
-    if _is_fsdp(surroundings) and kind != "FULL_STATE_DICT":
-        reasons.append(
-            f"accelerate's fsdp_state_dict_type must be FULL_STATE_DICT, got {kind}: with sharded weights, "
-            "no model would be saved at the end"
-        )
-    name = "ACCELERATE_DEEPSPEED_ZERO3_SAVE_16BIT_MODEL"
+    is_deepspeed = surroundings.get("ACCELERATE_USE_DEEPSPEED", "").lower() == "true"
     is_zero3 = is_deepspeed and surroundings.get("ACCELERATE_DEEPSPEED_ZERO_STAGE") == "3"
-    if is_zero3 and surroundings.get(name, "false").lower() != "true":
-        reasons.append(
-            "accelerate's zero3_save_16bit_model must be true: with sharded weights, no model would be saved "
-            "at the end"
-        )
-    return reasons
+    saves_whole = surroundings.get("ACCELERATE_DEEPSPEED_ZERO3_SAVE_16BIT_MODEL", "").lower() == "true"
+    reasons = {
+        "accelerate shards a model only on accelerators (FSDP, DeepSpeed), and would silently train "
+        "copies of it on CPUs: use config/accelerate/ddp.yaml there": is_on_cpu and (is_fsdp or is_deepspeed),
+        f"accelerate's fsdp_version must be 2, got {version}: version 1 flattens weights, so that no "
+        "episode could be played with them": is_fsdp and version != "2",
+        f"accelerate's fsdp_state_dict_type must be FULL_STATE_DICT, got {kind}: with sharded weights, "
+        "no model would be saved at the end": is_fsdp and kind != "FULL_STATE_DICT",
+        "accelerate's zero3_save_16bit_model must be true: with sharded weights, no model would be saved "
+        "at the end": is_zero3 and not saves_whole,
+    }
+    return [reason for reason, is_wrong in reasons.items() if is_wrong]
 
 
 def _is_fsdp(surroundings: Mapping[str, str]) -> bool:
