@@ -230,7 +230,9 @@ class SFTStageTrainer(Trainer):
         scales = [scale] * len(parts) + [0.0] * (max(counts) - len(parts))
         total = torch.zeros((), device=self.args.device)
         for number, scale in enumerate(scales):
-            loss = self._loss(model, parts[min(number, len(parts) - 1)]) * scale
+            part = parts[min(number, len(parts) - 1)]
+            made = forward_pass(part, self.args.device, shares_prefixes=self.obstacle is None)
+            loss = (self._losses(model, made) * made.weights).sum() * scale
             self.accelerator.backward(loss)
             total += loss.detach()
         self.state.num_input_tokens_seen += sum(tokens)
@@ -254,11 +256,6 @@ class SFTStageTrainer(Trainer):
         self.obstacle = any_reason(reason)
         if self.obstacle is not None:
             logger.warning("SFT pads sequences instead of sharing prefixes: %s", self.obstacle)
-
-    def _loss(self, model: torch.nn.Module, part: Sequence[Demonstration]) -> torch.Tensor:
-        """Weighted sum of cross-entropies."""
-        made = forward_pass(part, self.args.device, shares_prefixes=self.obstacle is None)
-        return (self._losses(model, made) * made.weights).sum()
 
     def _losses(self, model: torch.nn.Module, made: ForwardPass) -> torch.Tensor:
         """Cross-entropies of the scored tokens."""
