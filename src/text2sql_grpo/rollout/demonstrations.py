@@ -138,12 +138,11 @@ def chat_demonstration(record: dict[str, Any], chat: ChatFormat) -> Demonstratio
     weights = [0.0] * len(ids)
     for message in messages[first:]:
         if message["role"] == "assistant":
-            written = chat.turn_ids(message["content"])
-            weights += [1.0] * len(written)
+            written, weight = chat.turn_ids(message["content"]), 1.0
         else:
-            written = chat.bridge_ids(message, last_token_id=ids[-1])
-            weights += [0.0] * len(written)
+            written, weight = chat.bridge_ids(message, last_token_id=ids[-1]), 0.0
         ids += written
+        weights += [weight] * len(written)
     return Demonstration(ids, weights)
 
 
