@@ -11,10 +11,9 @@ import contextlib
 import os
 import re
 import stat
-import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Any, TypeVar
 
@@ -40,7 +39,6 @@ from text2sql_grpo.sql.failure_text import (
 from text2sql_grpo.sql.outcome import Cell, ExecutionOutcome, Limits, Row
 
 FETCHED_ROWS = 64
-AGAIN_S = 0.05  # between two interrupts of a late query
 
 CONFIG: dict[str, str | bool | int | float | list[str]] = {
     "access_mode": "READ_ONLY",
@@ -111,36 +109,16 @@ _NESTED = frozenset(("list", "array", "struct", "map", "union", "variant"))
 Fingerprint = tuple[int, ...]
 T = TypeVar("T")
 
-_walled: set[int] = set()  # the thread that runs queries, which may open no file: not even the database's
-
-
-def _raise_wall() -> None:
-    sandbox.forbid_files()
-    _walled.add(threading.get_ident())
-
-
-_RUNNER = ThreadPoolExecutor(1, thread_name_prefix="duckdb", initializer=_raise_wall)
 _OPENER = ThreadPoolExecutor(1, thread_name_prefix="duckdb-files")
 
 
 def run_in_query_thread(work: Callable[[], T]) -> T:
-    """Run work in the thread that runs queries, so that none has to be handed over to it.
-
-    Nothing interrupts these queries by itself; see `HardenedDuckDB.session`.
-    """
+    """Run work in a thread that may open no file: not even the database's, which another thread opens."""
     import traceback  # noqa: F401 (its file is out of reach in that thread)
 
     _OPENER.submit(int).result()  # starts its thread, which inherits no wall
-    return _RUNNER.submit(work).result()
-
-
-def interrupted_when_late(work: Future[T], session: duckdb.DuckDBPyConnection, timeout_s: float) -> T:
-    """Result of work that another thread does on a session, which is interrupted when it is late."""
-    while not wait([work], timeout_s).done:
-        with contextlib.suppress(duckdb.ConnectionException):  # closed just before
-            session.interrupt()
-        timeout_s = AGAIN_S  # an interrupt that comes before a statement starts is lost
-    return work.result()
+    with ThreadPoolExecutor(1, initializer=sandbox.forbid_files) as thread:
+        return thread.submit(work).result()
 
 
 def fingerprint_of(path: str) -> Fingerprint:
@@ -158,13 +136,14 @@ def fingerprint_of(path: str) -> Fingerprint:
 class HardenedDuckDB:
     """One DuckDB file, opened for reading; each query has a session of its own.
 
+    Queries run in the caller's thread, that of `run_in_query_thread`, and nothing here interrupts them.
     DuckDB keeps one instance of a file in a process: close this one before opening a changed file again.
 
     Attributes:
         location: Path of the file.
         fingerprint: Fingerprint of the file when it was opened.
         is_volatile: False if the last query would return the same again.
-        session: That of the last query, to interrupt it.
+        session: That of the last query, for another thread to interrupt it.
     """
 
     def __init__(self, location: str, fingerprint: Fingerprint) -> None:
@@ -177,8 +156,10 @@ class HardenedDuckDB:
         self.fingerprint = fingerprint
         self.is_volatile = True
         self._database: duckdb.DuckDBPyConnection | None = self._opened()
-        with self._database.cursor() as self.session:
-            self._in_query_thread(_warm, threading.TIMEOUT_MAX)  # before a limit counts
+        with self._database.cursor() as self.session:  # loads what a first query loads, before a limit counts
+            denied_functions()
+            changing_functions()
+            self.session.execute("SELECT 1").fetchall()
 
     def _opened(self) -> duckdb.DuckDBPyConnection:
         try:
@@ -216,9 +197,7 @@ class HardenedDuckDB:
         self.session = self._database.cursor()
         self.is_volatile = False
         try:
-            return self._in_query_thread(
-                lambda session: self._answer(session, sql, limits, deadline), limits.timeout_s
-            )
+            return self._answer(sql, limits, deadline)
         except TimeLimitReachedError:
             return failure("timeout", late_text(limits.timeout_s))
         except MemoryError:
@@ -228,15 +207,8 @@ class HardenedDuckDB:
         finally:
             self.session.close()
 
-    def _in_query_thread(self, work: Callable[[duckdb.DuckDBPyConnection], T], timeout_s: float) -> T:
-        """Result of the work on the session; from another thread, it is interrupted when it is late."""
-        if threading.get_ident() in _walled:
-            return work(self.session)
-        return interrupted_when_late(_RUNNER.submit(work, self.session), self.session, timeout_s)
-
-    def _answer(
-        self, session: duckdb.DuckDBPyConnection, sql: str, limits: Limits, deadline: float
-    ) -> ExecutionOutcome:
+    def _answer(self, sql: str, limits: Limits, deadline: float) -> ExecutionOutcome:
+        session = self.session
         read, statements = sql, session.extract_statements(sql)
         if not statements:
             return failure("error", NOTHING_TO_RUN)
@@ -273,17 +245,17 @@ class HardenedDuckDB:
             self.close()  # the instance refuses further work; the next query opens a new one
             return failure("error", text)
         is_file_fault = isinstance(error, duckdb.IOException | duckdb.SerializationException)
-        if (is_file_fault or text.startswith("Corrupt")) and not self._is_sound(deadline):
+        if (is_file_fault or text.startswith("Corrupt")) and not self._is_sound():
             raise self._fault(error) from error
         return failure("error", text)
 
-    def _is_sound(self, deadline: float) -> bool:
-        """True unless reading all tables until the deadline fails, so that an error was the query's own."""
-        if self._database is None:
-            return True
+    def _is_sound(self) -> bool:
+        """True unless reading all tables until an interrupt fails, so that an error was the query's own."""
+        assert self._database is not None
         with self._database.cursor() as self.session:
             try:
-                self._in_query_thread(_read_tables, max(AGAIN_S, deadline - time.monotonic()))
+                for (counted,) in self.session.execute(_ALL_TABLES).fetchall():
+                    self.session.execute(counted).fetchall()
             except (duckdb.InterruptException, duckdb.OutOfMemoryException):
                 return True
             except duckdb.Error:
@@ -295,18 +267,6 @@ class HardenedDuckDB:
         if isinstance(error, duckdb.PermissionException):  # it would load an extension that reads the file
             found = "it is of another system, such as SQLite"
         return DataError(f"cannot read the DuckDB database file: {found} (at {self.location})")
-
-
-def _read_tables(session: duckdb.DuckDBPyConnection) -> None:
-    for (counted,) in session.execute(_ALL_TABLES).fetchall():
-        session.execute(counted).fetchall()
-
-
-def _warm(session: duckdb.DuckDBPyConnection) -> None:
-    """Load what a first query loads, before the thread's sandbox or a limit could refuse it."""
-    denied_functions()
-    changing_functions()
-    session.execute("SELECT 1").fetchall()
 
 
 def _kind(statement: duckdb.Statement) -> duckdb.StatementType | None:

@@ -4,7 +4,7 @@ import logging
 import re
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+AGAIN_S = 0.05  # between two interrupts: one that comes before a statement starts is lost
 MAX_TYPE_CHARS = 100  # a longer type (an enumeration, a nested struct) is cut there
 
 _NUMBERS = """
@@ -68,7 +69,7 @@ def read(database: Path | str, *, timeout_s: float) -> Schema:
         import duckdb
 
         # DuckDB refuses a second connection of this process to a file with another configuration.
-        from text2sql_grpo.sql.duckdb_database import CONFIG, fingerprint_of, interrupted_when_late
+        from text2sql_grpo.sql.duckdb_database import CONFIG, fingerprint_of
     fingerprint_of(str(database))  # a FIFO would be waited for
     deadline = time.monotonic() + timeout_s
     try:
@@ -76,8 +77,10 @@ def read(database: Path | str, *, timeout_s: float) -> Schema:
             closing(duckdb.connect(str(database), read_only=True, config=CONFIG)) as connection,
             ThreadPoolExecutor(1) as thread,
         ):
-            done = thread.submit(_schema, connection, Path(database).stem, deadline)
-            return interrupted_when_late(done, connection, timeout_s)
+            read_schema = thread.submit(_schema, connection, Path(database).stem, deadline)
+            while not wait([read_schema], max(AGAIN_S, deadline - time.monotonic())).done:
+                connection.interrupt()
+            return read_schema.result()
     except (duckdb.InterruptException, TimeoutError) as error:
         raise DataError(f"reading the schema of {database} took longer than {timeout_s:g} s") from error
     except duckdb.Error as error:
