@@ -25,7 +25,7 @@ from types import SimpleNamespace
 from text2sql_grpo.errors import RunError
 from text2sql_grpo.sql import sandbox, sqlite
 from text2sql_grpo.sql.engines import ENGINES
-from text2sql_grpo.sql.failure_text import late_text
+from text2sql_grpo.sql.failure_text import late_text, why_unfit
 from text2sql_grpo.sql.frames import (
     UNFORESEEN,
     FrameReader,
@@ -124,6 +124,8 @@ class Worker:
                 n_bytes = 0
 
     def _answer(self, sql: str) -> bytes:
+        if reason := why_unfit(sql, self._limits):
+            return marshalled(("error", (), (), False, reason, 0.0, False, False))
         started = time.perf_counter()
         self._deadline = started + self._limits.timeout_s
         try:
