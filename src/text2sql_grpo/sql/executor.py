@@ -146,10 +146,13 @@ class SQLExecutor:
         keys: dict[int, Key] = {}
         for position, (database, sql) in enumerate(database_and_sql):
             kind, location = parse_address(database)
-            queries.append((kind, (location, sql if type(sql) is str else _text(sql))))
+            if not isinstance(sql, str):
+                raise TypeError(f"sql must be text, got {type(sql).__name__}")
+            sql = str.__str__(sql)  # plain text of a subclass, which cannot be marshalled
+            queries.append((kind, (location, sql)))
             # A longer text is refused, perhaps for its blanks alone.
             if self._cache.max_entries and len(sql) <= limits.max_sql_bytes and not ENGINES[kind].is_server:
-                text = normalised(queries[-1][1][1])
+                text = normalised(sql)
                 first = firsts.setdefault((location, text), position)
                 if first != position:
                     twins.append((position, first))
@@ -167,9 +170,8 @@ class SQLExecutor:
         while wanted:
             for kind in dict.fromkeys(queries[position][0] for position in wanted):
                 positions = [position for position in wanted if queries[position][0] == kind]
-                answers = self._run(
-                    kind, [queries[position][1] for position in positions], limits, cancellation
-                )
+                asked = [queries[position][1] for position in positions]
+                answers = self._run(kind, asked, limits, cancellation)
                 for position, (*fields, may_change) in zip(positions, answers, strict=True):
                     outcome = outcomes[position] = ExecutionOutcome(*fields)
                     elapsed_s += outcome.elapsed_s
@@ -179,9 +181,8 @@ class SQLExecutor:
                         changing.add(position)
                     elif position in keys:
                         self._cache.put(keys[position], outcome)
-            wanted = [
-                position for position, first in twins if first in changing and outcomes[position] is None
-            ]
+            again = [position for position, first in twins if first in changing]
+            wanted = [position for position in again if outcomes[position] is None]
         for position, first in twins:
             if outcomes[position] is None:
                 outcomes[position] = outcomes[first]._replace(from_cache=True)
@@ -312,21 +313,6 @@ class SQLExecutor:
                 WHY_HARMLESS,
             )
 
-    def _reset_after_fork(self) -> None:
-        """Drop the parent's workers, and its locks, which a thread of the parent may hold."""
-        self._lock = threading.Lock()
-        for pool in self._pools.values():
-            pool.forget()
-        self._pools.clear()
-        self._cache.reset_lock()
-
-
-def _text(sql: str) -> str:
-    """Plain text of a subclass of str, which cannot be marshalled."""
-    if isinstance(sql, str):
-        return "".join(sql)
-    raise TypeError(f"sql must be text, got {type(sql).__name__}")
-
 
 def fingerprint(database: Path | str) -> Fingerprint | None:
     """Fingerprint of a database's file; None for a server, and for a file that cannot be read.
@@ -348,8 +334,13 @@ def _end(pools: dict[Kind, WorkerPool]) -> None:
 
 
 def _reset_after_fork() -> None:
+    """Drop the parent's workers, and its locks, which a thread of the parent may hold."""
     for executor in _executors:
-        executor._reset_after_fork()
+        executor._lock = threading.Lock()
+        for pool in executor._pools.values():
+            pool.forget()
+        executor._pools.clear()
+        executor._cache.reset_lock()
 
 
 if hasattr(os, "register_at_fork"):
