@@ -373,13 +373,7 @@ def _result(
     *,
     is_bound_first: bool,
 ) -> ExecutionOutcome:
-    """Rows of a query that only reads.
-
-    Args:
-        session: A new session.
-        deadline: Seconds of `time.monotonic`.
-        is_bound_first: True if its types can be found before it runs, so that it need not run twice.
-    """
+    """Rows of a query that only reads; `is_bound_first` if its types are found before it runs, only once."""
     if is_bound_first:
         relation = session.sql(sql)
         columns, types = tuple(relation.columns), [str(kind.id) for kind in relation.types]

@@ -76,11 +76,6 @@ class Engine:
             module = importlib.import_module(f"text2sql_grpo.sql.{self.module}")
         return module, getattr(module, self.connection)
 
-    def read_schema(self, location: str, timeout_s: float) -> Any:
-        """Schema of a database; see `schema.read_schema`."""
-        module = importlib.import_module(f"text2sql_grpo.sql.{self.schema_module}")
-        return module.read(location, timeout_s=timeout_s)
-
 
 class _SQLite(Engine):
     kind = dialect = "sqlite"

@@ -194,11 +194,7 @@ class SQLExecutor:
     def _run(
         self, kind: Kind, queries: list[Query], limits: Limits, cancellation: Cancellation | None
     ) -> list[Answer]:
-        """Run queries; on a server again while one that answered before is gone, for `SERVER_WAIT_S`.
-
-        Raises:
-            ServerGoneError: It did not come back, or was never there.
-        """
+        """Run queries; on a server again while one that answered before is gone, for `SERVER_WAIT_S`."""
         pool = self._pool(kind)
         if not ENGINES[kind].is_server:
             return pool.run(queries, limits, cancellation)

@@ -107,11 +107,7 @@ class Grants:
 
 
 def _identity(path: str, kind: Kind | None = None) -> Identity:
-    """Device and inode.
-
-    Raises:
-        DataError: It is neither a file nor a folder, and opening it as a database (of this kind) would wait.
-    """
+    """Device and inode; raises DataError if opening it, as a database of this kind, would wait."""
     try:
         status = os.stat(path)
     except (OSError, ValueError):  # opening it raises the error

@@ -268,13 +268,10 @@ class _Keeper:
     """Thread that starts the workers of a pool, kills late ones, and waits for those that ended.
 
     The kernel ends a worker together with the thread that started it, so this one outlives them all.
-
-    Attributes:
-        living: Its workers that were not waited for.
     """
 
     def __init__(self, kind: Kind) -> None:
-        self.living: list[Worker] = []
+        self.living: list[Worker] = []  # those that were not waited for
         self._kind = kind
         self._asked: queue.SimpleQueue[tuple[Future[Worker], tuple[str, ...], int] | None] = (
             queue.SimpleQueue()

@@ -289,10 +289,7 @@ class HardenedPostgres:
         return kind(f"PostgreSQL failed: {found} (at {self._shown}){hint}")
 
     def _begin(self, asked: list[str], limits: Limits, *, is_last: bool = False) -> None:
-        """Send a query in a read-only transaction, which begins.
-
-        Reconnects once if the server had closed the connection.
-        """
+        """Send a query in a new read-only transaction; reconnects once if the server had closed."""
         timeout_ms = max(1, math.ceil(limits.timeout_s * 1000))
         if not self._is_ready():
             self.close()
@@ -331,11 +328,7 @@ class HardenedPostgres:
             self.close()
 
     def _finish(self) -> None:
-        """Read the rest of all answers.
-
-        Raises:
-            psycopg.Error: The session may not be as it was.
-        """
+        """Read the rest of all answers; raises psycopg.Error if the session may not be as it was."""
         while self._n_pending:
             result = self._next_result()
             if result is None:
@@ -409,11 +402,7 @@ class HardenedPostgres:
             raise error
 
     def _next_result(self) -> pq.abc.PGresult | None:
-        """Next result; None after the last one of a command.
-
-        Raises:
-            TimeLimitReachedError: The deadline passed.
-        """
+        """Next result, until the deadline; None after the last one of a command."""
         assert self._connection is not None
         pgconn = self._connection.pgconn
         with contextlib.suppress(psycopg.OperationalError):  # lost: the next result holds the reason

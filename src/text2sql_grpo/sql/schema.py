@@ -4,6 +4,7 @@ Reading one writes nothing, and its cost is bounded: rows are counted up to `MAX
 from a table's first rows, and no view is run.
 """
 
+import importlib
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
@@ -149,5 +150,6 @@ def read_schema(database: Path | str, *, timeout_s: float = READ_TIMEOUT_S) -> S
         DataError: The database is missing, unreadable or corrupt, or it took too long.
     """
     address = parse_address(database)
-    schema: Schema = address.engine.read_schema(address.location, timeout_s)
+    reader = importlib.import_module(f"text2sql_grpo.sql.{address.engine.schema_module}")
+    schema: Schema = reader.read(address.location, timeout_s=timeout_s)
     return schema

@@ -67,11 +67,7 @@ def read(database: Path | str, *, timeout_s: float) -> Schema:
 
 
 def _descriptions(folder: Path) -> dict[str, dict[str, str]]:
-    """BIRD's descriptions (`<table>.csv` in a folder), by table and column in lower case.
-
-    Raises:
-        DataError: A file cannot be read.
-    """
+    """BIRD's descriptions (`<table>.csv` in a folder), by table and column in lower case."""
     found: dict[str, dict[str, str]] = defaultdict(dict)
     for path in sorted(folder.glob("*.csv")):
         try:  # some of BIRD's files are in other encodings

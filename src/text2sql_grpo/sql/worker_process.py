@@ -211,11 +211,7 @@ class Worker:
 
 
 def _answers(body: bytes, n_queries: int) -> list[Answer | None]:
-    """Answers in a frame.
-
-    Raises:
-        ValueError: They are not what a worker sends.
-    """
+    """Answers in a frame; raises ValueError if they are not what a worker sends."""
     answers = unmarshalled(body)
     if type(answers) is not list or len(answers) > n_queries:
         raise ValueError("a SQL worker sent no list of answers")
