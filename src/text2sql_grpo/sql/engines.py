@@ -15,56 +15,31 @@ if TYPE_CHECKING:
 
 
 class Engine:
-    """One kind of database.
+    """One kind of database."""
 
-    Attributes:
-        kind: Name in URLs and of the package's extra.
-        title: Name for people.
-        dialect: Name of its SQL in sqlglot.
-        version_sql: Query for its version, where its SQL differs by it; empty for none.
-        columns_sql: Query that lists a table's columns, for the model; it runs where columns are hidden too.
-        functions_sql: Query for the names of functions that a database defines; empty where none can.
-        missing_column: Pattern of its error about a column that is not there; one group matches the name.
-        missing_table: The same of a table.
-        sample_sql: Query for `n` rows spread over a table: every `step`-th, or `percent` of all, the same
-            rows each time.
-        module: Module of its connection, with `fingerprint_of` and the class `connection`.
-        connection: Name of that class.
-        schema_module: Module whose `read` reads a schema.
-        logs: Suffixes of files next to a database that hold changes; empty for a server.
-        is_server: True if a database is no file, so that nothing of it is cached.
-        max_open: Maximum number of connections of one worker; None for as many as files may be open.
-        address_space: Maximum addresses of a worker, bytes.
-        variables: Prefixes of the environment variables that its client reads.
-        needs_packages: True if its driver lies outside of the standard library.
-        needs_mirror: True if test databases are searched on a SQLite mirror, not on the database itself.
-        is_like_exact: True if LIKE distinguishes upper from lower case.
-        has_quoted_texts: True if text in double quotes may be a string, instead of a name.
-        has_dates: True if dates and moments are values of their own types, not texts.
-    """
-
-    kind: str
-    title: str
-    dialect: str
-    version_sql = ""
-    columns_sql: str
-    functions_sql = ""
-    missing_column: str
-    missing_table: str
+    kind: str  # name in URLs and of the package's extra
+    title: str  # name for people
+    dialect: str  # name of its SQL in sqlglot
+    version_sql = ""  # query for its version, where its SQL differs by it
+    columns_sql: str  # query for a table's columns, for the model; it runs where columns are hidden too
+    functions_sql = ""  # query for the names of functions that a database defines, where one can
+    missing_column: str  # pattern of its error about a column that is not there; one group matches the name
+    missing_table: str  # the same of a table
+    # Query for `n` rows spread over a table: every `step`-th, or `percent` of all, the same rows each time.
     sample_sql: str
-    module: str
+    module: str  # module of its connection, with `fingerprint_of` and the class `connection`
     connection: str
-    schema_module: str
-    logs: tuple[str, ...] = ()
-    is_server = False
-    max_open: int | None = None
-    address_space: int = 1 << 30
-    variables: tuple[str, ...] = ()
-    needs_packages = True
-    needs_mirror = True
-    is_like_exact = True
-    has_quoted_texts = False
-    has_dates = True
+    schema_module: str  # module whose `read` reads a schema
+    logs: tuple[str, ...] = ()  # suffixes of files next to a database that hold changes
+    is_server = False  # True if a database is no file, so that nothing of it is cached
+    max_open: int | None = None  # connections of one worker; None for as many as files may be open
+    address_space = 1 << 30  # maximum addresses of a worker, bytes
+    variables: tuple[str, ...] = ()  # prefixes of the environment variables that its client reads
+    needs_packages = True  # True if its driver lies outside of the standard library
+    needs_mirror = True  # True if test databases are searched on a SQLite mirror, not on the database itself
+    is_like_exact = True  # True if LIKE distinguishes upper from lower case
+    has_quoted_texts = False  # True if text in double quotes may be a string, instead of a name
+    has_dates = True  # True if dates and moments are values of their own types, not texts
 
     def loaded(self) -> tuple[Any, Any]:
         """Module of the connection, and its class.
