@@ -61,7 +61,7 @@ _NODE = re.compile(r'"type":"(\w+_NODE)"')
 _FUNCTION = re.compile(r'"function_name":"(\w+)"')
 # The bodies of a WITH that write, for the queries without such a tree: a pivot over the values of a column.
 _WRITING_WORDS = frozenset(("copy", "insert", "update", "delete", "merge"))
-_ASCII_WORD = re.compile(r'"?(\w*)', re.ASCII)
+_ASCII_WORD = re.compile(rb'"?(\w*)')
 # The engine's own table functions that may be called: no other reads a table better than plain SQL, and
 # some read files, run SQL given as text, or take pointers of the host.
 _TABLE_FUNCTIONS = frozenset(
@@ -77,7 +77,8 @@ _TABLE_FUNCTIONS = frozenset(
 )
 _READS_FILES = re.compile("read_|parquet_|sniff_|glob")
 _INTERNAL = """
-    SELECT DISTINCT function_name, function_type IN ('table', 'pragma') FROM duckdb_functions() WHERE internal
+    SELECT function_name FROM duckdb_functions() WHERE internal
+    GROUP BY ALL HAVING bool_and(function_type IN ('table', 'pragma'))
 """
 # What a plan that always gives the same rows does not hold. The catalogue takes some functions for constants
 # that read the clock: those without arguments, and age().
@@ -224,7 +225,26 @@ class HardenedDuckDB:
             return failure("denied", f"not allowed: {refused}; {ONLY_READING}")
         self.is_volatile = len(tree) > MAX_PLANNED_CHARS or _is_volatile(session, sql)
         is_bound_first = read is sql and not is_pivot
-        return _result(session, sql, limits, deadline, is_bound_first=is_bound_first)
+        return self._result(sql, limits, deadline, is_bound_first=is_bound_first)
+
+    def _result(self, sql: str, limits: Limits, deadline: float, *, is_bound_first: bool) -> ExecutionOutcome:
+        """Rows of a query that only reads; `is_bound_first` if its types are found before its only run."""
+        if is_bound_first:
+            relation = self.session.sql(sql)
+            columns, types = tuple(relation.columns), [str(kind.id) for kind in relation.types]
+        else:
+            description = self.session.execute(sql).description or []
+            columns = tuple(str(entry[0]) for entry in description)
+            types = [str(entry[1].id) for entry in description]
+        if not _PYTHON.issuperset(types):
+            self.session.execute(_as_text(sql, types))  # one thread: the order of the rows stays
+        elif is_bound_first:
+            self.session.execute(sql)
+        if not columns:
+            return failure("error", NOTHING_TO_RUN)
+        converters = [(index, _CONVERTED[kind]) for index, kind in enumerate(types) if kind in _CONVERTED]
+        rows, is_truncated = keep_rows(_rows(self.session, converters), limits, deadline)
+        return ExecutionOutcome("ok", columns, rows, is_truncated)
 
     def _outcome_of(self, error: duckdb.Error, limits: Limits, deadline: float) -> ExecutionOutcome:
         text = str(error)
@@ -293,9 +313,8 @@ def _asked(session: duckdb.DuckDBPyConnection, function: str, sql: str) -> str:
 def refused_part(tree: str, sql: str) -> str:
     """First part of a query that does more than read; empty if there is none."""
     if tree.startswith('{"error":true'):
-        words = _words(sql)
-        writing = words & _WRITING_WORDS
-        functions = words
+        functions = _words(sql)
+        writing = functions & _WRITING_WORDS
     else:
         writing = {name.removesuffix("_QUERY_NODE") for name in _NODE.findall(tree)} - _READING_NODES
         functions = {name.lower() for name in _FUNCTION.findall(tree)}
@@ -323,22 +342,19 @@ def _is_volatile(session: duckdb.DuckDBPyConnection, sql: str) -> bool:
 @cache
 def denied_functions() -> frozenset[str]:
     """Functions of the engine that do more than compute a value or list rows."""
-    found = _listed(_INTERNAL)
-    tables = {name for name, is_table in found if is_table}
-    values = {name for name, is_table in found if not is_table}
-    return frozenset(tables - values - _TABLE_FUNCTIONS | {"write_log"})
+    return _listed(_INTERNAL) - _TABLE_FUNCTIONS | {"write_log"}
 
 
 @cache
 def changing_functions() -> frozenset[str]:
     """Functions of the engine that may return something else the next time."""
-    return frozenset(name for (name,) in _listed(_CHANGING)) - {"seq_scan"}
+    return _listed(_CHANGING) - {"seq_scan"}
 
 
-def _listed(query: str) -> list[tuple[Any, ...]]:
-    """Rows of the engine's own catalogue."""
+def _listed(query: str) -> frozenset[str]:
+    """Names in the engine's own catalogue."""
     with duckdb.connect(":memory:", config=CONFIG | {"access_mode": "AUTOMATIC"}) as connection:
-        return connection.execute(query).fetchall()
+        return frozenset(name for (name,) in connection.execute(query).fetchall())
 
 
 def _words(sql: str) -> set[str]:
@@ -347,12 +363,8 @@ def _words(sql: str) -> set[str]:
     starts = duckdb.tokenize(sql)
     ends = [start for start, _ in starts[1:]] + [len(text)]
     kinds = (duckdb.token_type.keyword, duckdb.token_type.identifier)
-    pieces = [
-        text[start:end].decode(errors="replace")
-        for (start, kind), end in zip(starts, ends, strict=True)
-        if kind in kinds
-    ]
-    return {_ASCII_WORD.match(piece).group(1).lower() for piece in pieces}  # type: ignore[union-attr]
+    spans = [(start, end) for (start, kind), end in zip(starts, ends, strict=True) if kind in kinds]
+    return {_ASCII_WORD.match(text, *span)[1].decode().lower() for span in spans}  # type: ignore[index]
 
 
 def _without_end(sql: str) -> str:
@@ -363,34 +375,6 @@ def _without_end(sql: str) -> str:
             break
         text = text[:start]
     return text.decode()
-
-
-def _result(
-    session: duckdb.DuckDBPyConnection,
-    sql: str,
-    limits: Limits,
-    deadline: float,
-    *,
-    is_bound_first: bool,
-) -> ExecutionOutcome:
-    """Rows of a query that only reads; `is_bound_first` if its types are found before it runs, only once."""
-    if is_bound_first:
-        relation = session.sql(sql)
-        columns, types = tuple(relation.columns), [str(kind.id) for kind in relation.types]
-    else:
-        session.execute(sql)
-        description = session.description or []
-        columns = tuple(str(entry[0]) for entry in description)
-        types = [str(entry[1].id) for entry in description]
-    if not _PYTHON.issuperset(types):
-        session.execute(_as_text(sql, types))  # one thread: the order of the rows stays
-    elif is_bound_first:
-        session.execute(sql)
-    if not columns:
-        return failure("error", NOTHING_TO_RUN)
-    converters = [(index, _CONVERTED[kind]) for index, kind in enumerate(types) if kind in _CONVERTED]
-    rows, is_truncated = keep_rows(_rows(session, converters), limits, deadline)
-    return ExecutionOutcome("ok", columns, rows, is_truncated)
 
 
 def _as_text(sql: str, types: list[str]) -> str:
