@@ -239,16 +239,13 @@ class _Check:
         self._sources: dict[int, list[exp.Table]] = defaultdict(list)  # by their SELECT
         self._names: frozenset[str] = frozenset()  # hidden columns of the tables of the query
         self._rows: dict[str, frozenset[str]] = defaultdict(frozenset)  # by name or alias of their table
-        self._others = {
-            _folded(source.alias_or_name) for source in tree.find_all(*_SOURCES)
-        }  # names of anything else
+        self._others = {_folded(one.alias_or_name) for one in tree.find_all(*_SOURCES)}  # all that is read
 
     def run(self) -> None:
         hidden, tree = self._hidden, self._tree
         for name, _, after in self._words:
-            if name in hidden.functions and (
-                after == "(" or not any(name in one for one in hidden.visible.values())
-            ):
+            is_column = name in hidden.functions and any(name in one for one in hidden.visible.values())
+            if name in hidden.functions and (after == "(" or not is_column):
                 raise _Refused(f"the function {name} might read hidden columns")
             if name.startswith("pg_get_") and after == "(":  # pg_get_viewdef writes the query of a view
                 raise _Refused(f"the function {name} might name hidden columns")
@@ -291,10 +288,9 @@ class _Check:
 
     def _check_table(self, table: exp.Table) -> None:
         if not isinstance(table.this, exp.Identifier):
-            if isinstance(table.this, exp.Anonymous) and not _TABLE_FUNCTIONS.fullmatch(
-                table.this.name.lower()
-            ):
-                raise _Refused(f"no table {table.this.name} in the schema")
+            name = table.this.name
+            if isinstance(table.this, exp.Anonymous) and not _TABLE_FUNCTIONS.fullmatch(name.lower()):
+                raise _Refused(f"no table {name} in the schema")
             return
         self._check_name(table.name)
         self._sources[id(table.find_ancestor(exp.Select))].append(table)
@@ -346,12 +342,9 @@ class _Check:
         table = _folded(parent.table)
         is_struct = name in self._names and (self._dialect == "duckdb" or name not in self._others)
         is_hidden = name in self._rows[table] if table in self._rows else table not in self._others
-        if (
-            self._dialect == "duckdb" and name in self._rows
-        ):  # `main.staff` is a whole row, unless main has staff
-            named = [
-                source for source in self._tree.find_all(*_SOURCES) if _folded(source.alias_or_name) == table
-            ]
+        if self._dialect == "duckdb" and name in self._rows:  # `main.staff` is a row, unless main has staff
+            sources = self._tree.find_all(*_SOURCES)
+            named = [source for source in sources if _folded(source.alias_or_name) == table]
             is_hidden = is_hidden or not all(name in self._columns_of(source) for source in named)
         if is_struct if place != "this" else is_hidden if table else self._is_hidden_bare(parent, name):
             raise _Refused(f"column {table + '.' if table else ''}{name} is hidden: {_NAME_THEM}")
