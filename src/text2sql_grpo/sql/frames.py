@@ -76,10 +76,8 @@ def framed(body: bytes, *, is_last: bool = False) -> bytes:
 
 
 def write_all(descriptor: int, data: bytes) -> None:
-    n_written = os.write(descriptor, data)
-    while n_written < len(data):
-        data = data[n_written:]
-        n_written = os.write(descriptor, data)
+    while data:
+        data = data[os.write(descriptor, data) :]
 
 
 class FrameReader:

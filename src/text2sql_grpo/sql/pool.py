@@ -185,11 +185,8 @@ class WorkerPool:
             elif worker.has_crashed:
                 n_crashes += 1  # the first may come from outside: run the query once more
                 if worker.is_late or n_crashes == 2:
-                    answers.append(
-                        _late(limits)
-                        if worker.is_late
-                        else _error("the database engine crashed on this query")
-                    )
+                    crashed = _error("the database engine crashed on this query")
+                    answers.append(_late(limits) if worker.is_late else crashed)
                     n_tries = n_crashes = 0
         return answers
 
@@ -273,9 +270,7 @@ class _Keeper:
     def __init__(self, kind: Kind) -> None:
         self.living: list[Worker] = []  # those that were not waited for
         self._kind = kind
-        self._asked: queue.SimpleQueue[tuple[Future[Worker], tuple[str, ...], int] | None] = (
-            queue.SimpleQueue()
-        )
+        self._asked = queue.SimpleQueue[tuple[Future[Worker], tuple[str, ...], int] | None]()
         try:
             threading.Thread(target=self._run, daemon=True).start()
         except RuntimeError as error:

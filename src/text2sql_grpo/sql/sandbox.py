@@ -204,13 +204,9 @@ def _die_with(parent: int) -> None:
 def _set_limits() -> None:
     import resource
 
-    bounds = {
-        resource.RLIMIT_NOFILE: MAX_OPEN_FILES,
-        resource.RLIMIT_FSIZE: MAX_FILE_BYTES,
-        resource.RLIMIT_CORE: 0,
-    }
-    for bound, value in bounds.items():
-        lower_limit(bound, value)
+    lower_limit(resource.RLIMIT_NOFILE, MAX_OPEN_FILES)
+    lower_limit(resource.RLIMIT_FSIZE, MAX_FILE_BYTES)
+    lower_limit(resource.RLIMIT_CORE, 0)
 
 
 def lower_limit(bound: int, value: int) -> None:

@@ -182,13 +182,9 @@ def m_schema_text(schema: Schema) -> str:
     for relation in schema.relations:
         kind = "Table" if isinstance(relation, Table) else "View"
         comment = f", {relation.comment}" if relation.comment else ""
+        name = _m_schema_name(relation.namespace, relation.name)
         columns = ",\n".join(_m_schema_column(column) for column in relation.columns)
-        lines += [
-            f"# {kind}: {_m_schema_name(relation.namespace, relation.name)}{comment}",
-            "[",
-            columns,
-            "]",
-        ]
+        lines += [f"# {kind}: {name}{comment}", "[", columns, "]"]
     keys = [
         f"{_m_schema_name(table.namespace, table.name)}.{column}="
         f"{_m_schema_name(key.namespace, key.table)}.{reference}"

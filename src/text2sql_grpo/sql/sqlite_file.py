@@ -50,18 +50,13 @@ def fingerprint_of(path: str, logs: Iterable[str] = ("-wal", "-journal")) -> Fin
         status = os.stat(path)
     except (OSError, ValueError) as error:
         raise DataError(f"cannot read the SQLite database file: {error} (at {path})") from error
-    found = [_log(path + suffix) for suffix in logs if os.access(path + suffix, os.F_OK)]
-    seen = tuple([log for log in found if log[1]])
+    seen = []
+    for log in [path + suffix for suffix in logs]:
+        with contextlib.suppress(FileNotFoundError):  # merged meanwhile
+            if os.access(log, os.F_OK) and (found := os.stat(log)).st_size:
+                seen.append((found.st_mtime_ns, found.st_size))
     is_settled = not seen and abs(time.time_ns() - status.st_mtime_ns) > SETTLED_NS
-    return (*version_of(status), seen, is_settled)
-
-
-def _log(path: str) -> tuple[int, int]:
-    try:
-        status = os.stat(path)
-    except FileNotFoundError:
-        return (0, 0)
-    return (status.st_mtime_ns, status.st_size)
+    return (*version_of(status), tuple(seen), is_settled)
 
 
 def version_of(status: os.stat_result) -> tuple[int, int, int, int]:

@@ -52,9 +52,7 @@ _ACTION_NAMES = {
 # They read the clock where an argument is 'now' or missing.
 _CLOCK_FUNCTIONS = frozenset(
     ("date", "time", "datetime", "julianday", "unixepoch", "strftime", "timediff")
-) | {
-    *("current_date", "current_time", "current_timestamp"),
-}
+) | {"current_date", "current_time", "current_timestamp"}
 _CLOCK = (
     r"\bnow\b|\bcurrent_(date|time|timestamp)\b"
     r"|\b(date|time|datetime|julianday|unixepoch)[\"`\]]?{0}\({0}\)"

@@ -94,8 +94,7 @@ class Worker:
             limits, segments = loads(self._frames.read()[0])
             self._limits = SimpleNamespace(**limits)  # `outcome.Limits` is slow to import
             self._is_busy = True
-            if not self._is_awake.is_set():
-                self._is_awake.set()
+            self._is_awake.set()
             for location, queries in segments:
                 self._answer_all(location, queries)
                 self._send()
