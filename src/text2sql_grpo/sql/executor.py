@@ -22,8 +22,6 @@ from text2sql_grpo.sql.sqlite_file import Fingerprint, fingerprint_of
 from text2sql_grpo.sql.worker_process import Answer
 
 DEFAULT_WORKERS = max(2, min(2 * (os.cpu_count() or 1), 16))
-DEFAULT_CACHE_ENTRIES = 4_096
-DEFAULT_CACHE_BYTES = 64_000_000
 SERVER_WAIT_S = 120.0  # for a server that answered before, such as one that is restarted
 
 MAX_RIGHTS_SHOWN = 5
@@ -50,8 +48,8 @@ class SQLExecutor:
         limits: Limits = Limits(),  # noqa: B008 (frozen)
         *,
         workers: int = DEFAULT_WORKERS,
-        cache_entries: int = DEFAULT_CACHE_ENTRIES,
-        cache_bytes: int = DEFAULT_CACHE_BYTES,
+        cache_entries: int = 4_096,
+        cache_bytes: int = 64_000_000,
         require_sandbox: bool = False,
     ) -> None:
         """Create an executor without workers.
@@ -221,7 +219,7 @@ class SQLExecutor:
         """Version of a database's content; equal versions mean equal content.
 
         It is the fingerprint of a file, and a server's snapshot, which any writing transaction of that server
-        changes, on other databases too. None if there is none to be had.
+        changes, on other databases too. None if it is unknown.
         """
         if parse_address(database).engine.is_server:
             return self.execute(database, "SELECT pg_current_snapshot()::text").rows or None

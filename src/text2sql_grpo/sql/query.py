@@ -55,11 +55,7 @@ class Query:
 
 @dataclass(frozen=True)
 class Unread:
-    """A text that was not parsed; `literals` and `lexemes` still read it.
-
-    Attributes:
-        reason: Why not.
-    """
+    """A text that was not parsed, and the reason; `literals` and `lexemes` still read it."""
 
     reason: str
     tree: ClassVar[None] = None
@@ -158,13 +154,7 @@ def generated_columns(create: str) -> dict[str, str]:
 
 
 def in_dialect(sql: str, schema: Schema, dialect: str) -> str | None:
-    """A query of SQLite in another dialect, with the namespaces of its tables; None if it cannot be said.
-
-    Args:
-        sql: The query.
-        schema: Schema of the database that it is for.
-        dialect: Name of the database's SQL in sqlglot.
-    """
+    """A query of SQLite in a dialect of sqlglot, with its tables' namespaces; None if it cannot be said."""
     tree = read_query(sql).tree
     if tree is None:
         return None

@@ -39,8 +39,6 @@ def schema_of(
     Each row begins with the identifier of its relation in the catalogue.
 
     Args:
-        name: Name of the database.
-        dialect: Rules for quoting names.
         ask: Function that runs a query, until the deadline.
         relations: Namespace, name, True for a table and False for a view, comment, query of a view.
         columns: SQL of an example, then the fields of `Column` in their order, without the examples.

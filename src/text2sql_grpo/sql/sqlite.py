@@ -88,11 +88,7 @@ class DatabaseLocked(DataError):
 
 
 class OutOfMemory(Exception):
-    """A query exhausted SQLite's memory limit; its connection must be closed.
-
-    Attributes:
-        answer: The marshalled outcome.
-    """
+    """A query exhausted SQLite's memory limit, with its marshalled answer; its connection must be closed."""
 
     def __init__(self, answer: bytes) -> None:
         self.answer = answer
