@@ -21,13 +21,7 @@ import duckdb
 
 from text2sql_grpo.errors import DataError
 from text2sql_grpo.sql import sandbox
-from text2sql_grpo.sql.bounds import (
-    TimeLimitReachedError,
-    exact_number,
-    failure,
-    first_word,
-    keep_rows,
-)
+from text2sql_grpo.sql.bounds import TimeLimitReachedError, exact_number, failure, first_word, keep_rows
 from text2sql_grpo.sql.failure_text import (
     NO_MEMORY,
     NOTHING_TO_RUN,

@@ -1,12 +1,13 @@
 """Texts of a schema for the model, each a function of the schema alone.
 
-`compact_text` and `ddl_text` never show a stored value; `m_schema_text` and `commented_ddl_text` show
-comments and a few examples.
+`compact` and `ddl` never show a stored value; `m_schema` and `commented_ddl` show comments and a few
+examples.
 """
 
 import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterable
+from functools import partial
 from itertools import zip_longest
 from typing import Literal
 
@@ -16,7 +17,7 @@ from text2sql_grpo.sql.names import dotted_name, quote_name
 from text2sql_grpo.sql.schema import Column, Example, ForeignKey, Schema, Table, View
 from text2sql_grpo.sql.schema_budget import estimated_tokens, left_out, possible_cuts, without
 
-MAX_DDL_EXAMPLE_CHARS = 40
+MAX_DDL_EXAMPLE_CHARS = 40  # a longer example is cut, and ends in `...`
 SchemaText = Literal["compact", "ddl", "commented_ddl", "m_schema"]
 
 LEFT_OUT = "Left out to save space: "
@@ -131,15 +132,8 @@ def _foreign_key(key: ForeignKey, dialect: Kind) -> str:
     return f"FOREIGN KEY ({_quoted(key.columns, dialect)}) REFERENCES {parent}{references}"
 
 
-def commented_ddl_text(schema: Schema) -> str:
-    """CREATE TABLE statements with comments and examples, as OmniSQL and Arctic show them. SQL that runs.
-
-    Examples longer than 40 characters are cut, and end in `...`. Views follow as comments.
-    """
-    return _ddl(schema, _create_commented_table)
-
-
 def _create_commented_table(relation: Table | View, dialect: Kind) -> str:
+    """CREATE TABLE statement with comments and examples, as OmniSQL and Arctic show it. SQL that runs."""
     entries = []  # with the comment behind each
     for column in relation.columns:
         notes = [column.comment] if column.comment else []
@@ -218,6 +212,6 @@ def _m_schema_column(column: Column) -> str:
 TEXTS: dict[SchemaText, tuple[Callable[[Schema], str], str]] = {
     "compact": (compact_text, "{}"),
     "ddl": (ddl_text, "-- {}"),
-    "commented_ddl": (commented_ddl_text, "-- {}"),
+    "commented_ddl": (partial(_ddl, create=_create_commented_table), "-- {}"),
     "m_schema": (m_schema_text, "【{}】"),
 }

@@ -26,14 +26,7 @@ from text2sql_grpo.errors import RunError
 from text2sql_grpo.sql import sandbox, sqlite
 from text2sql_grpo.sql.engines import ENGINES
 from text2sql_grpo.sql.failure_text import late_text, why_unfit
-from text2sql_grpo.sql.frames import (
-    UNFORESEEN,
-    FrameReader,
-    framed,
-    marshalled,
-    marshalled_list,
-    write_all,
-)
+from text2sql_grpo.sql.frames import UNFORESEEN, FrameReader, framed, marshalled, marshalled_list, write_all
 from text2sql_grpo.sql.sqlite import DatabaseLocked, OutOfMemory
 
 TYPE_CHECKING = False  # see `sqlite`
