@@ -159,11 +159,10 @@ def forbid_processes() -> None:
 def _python_folders() -> list[str]:
     """Folders of the standard library and of installed packages; not those of a user's own modules."""
     standard = os.path.dirname(os.__file__)
+    package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     installed = ("site-packages", "dist-packages")
-    return [path for path in sys.path if path.startswith(standard) or path.endswith(installed)] + [
-        standard,
-        os.path.dirname(os.path.dirname(os.path.abspath(__file__))),
-    ]
+    paths = [path for path in sys.path if path.startswith(standard) or path.endswith(installed)]
+    return [*paths, standard, package]
 
 
 _libc: Any = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None

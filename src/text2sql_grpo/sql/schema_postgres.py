@@ -12,13 +12,10 @@ from text2sql_grpo.sql.schema_catalogue import READ_CHARS, Rows, one_line, schem
 if TYPE_CHECKING:
     from psycopg import Connection
 
-_SETTINGS = (
-    "lock_timeout = '5s'",
-    "synchronize_seqscans = off",
-    "timezone = 'UTC'",
-    "datestyle = 'ISO, YMD'",
-)
-
+_SETTINGS = b"""
+    SET LOCAL lock_timeout = '5s'; SET LOCAL synchronize_seqscans = off;
+    SET LOCAL timezone = 'UTC'; SET LOCAL datestyle = 'ISO, YMD'
+"""
 # Relations that the role may read, by oid, without partitions.
 _RELATIONS = """
     SELECT c.oid, CASE WHEN pg_table_is_visible(c.oid) THEN '' ELSE n.nspname END, c.relname,
@@ -125,8 +122,7 @@ def _schema(connection: "Connection[tuple[Any, ...]]", timeout_s: float) -> Sche
         connection.execute(f"SET LOCAL statement_timeout = {max(1, round(left_s * 1000))}".encode())
         return connection.execute(query.encode()).fetchall()
 
-    for setting in _SETTINGS:
-        connection.execute(f"SET LOCAL {setting}".encode())
+    connection.execute(_SETTINGS)
     relations = ask(_RELATIONS)
     places = {oid: (namespace, name) for oid, namespace, name, *_ in relations}
     return schema_of(

@@ -114,23 +114,20 @@ def open_file(path: str) -> tuple[int, bool]:
     Raises:
         DataError: The file is missing, unreadable, empty or no SQLite database.
     """
+    file = None
     try:
         kind = stat.S_IFMT(os.stat(path).st_mode)
         if kind not in (stat.S_IFREG, stat.S_IFDIR):  # a FIFO would be waited for
             raise OSError("it is not a regular file")
         file = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0))
+        header = os.read(file, 20)  # fails for a folder
+        if header[:16] != b"SQLite format 3\0":
+            raise OSError("it is not a database" if header else "it is empty")
     except (OSError, ValueError) as error:
+        if file is not None:
+            os.close(file)
         raise DataError(f"cannot read the SQLite database file: {error} (at {path})") from error
-    try:
-        header = os.read(file, 20)
-    except OSError as error:  # a folder
-        found = str(error)
-    else:
-        if header[:16] == b"SQLite format 3\0":
-            return file, header[18:19] == b"\2"
-        found = "it is not a database" if header else "it is empty"
-    os.close(file)
-    raise DataError(f"cannot read the SQLite database file: {found} (at {path})")
+    return file, header[18:19] == b"\2"
 
 
 def connect(path: str, *, is_settled: bool, has_log_mode: bool) -> sqlite3.Connection:
