@@ -21,9 +21,8 @@ from text2sql_grpo.data.databases import Databases
 from text2sql_grpo.sql.names import quote_name
 from text2sql_grpo.sql.query import read_query
 from text2sql_grpo.sql.schema import Column, Schema, Table, read_schema
-from text2sql_grpo.sql.schema_budget import estimated_tokens
 from text2sql_grpo.sql.schema_choice import table_choice
-from text2sql_grpo.sql.schema_text import schema_text
+from text2sql_grpo.sql.schema_text import estimated_tokens, schema_text
 
 BUDGETS = (400, 1_000, 2_000)
 

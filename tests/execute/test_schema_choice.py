@@ -11,9 +11,8 @@ from text2sql_grpo.environment.episode import Episode
 from text2sql_grpo.evaluation.bench import Asked, Environment
 from text2sql_grpo.sql import SQLExecutor
 from text2sql_grpo.sql.schema import Schema, read_schema
-from text2sql_grpo.sql.schema_budget import estimated_tokens
 from text2sql_grpo.sql.schema_choice import table_choice
-from text2sql_grpo.sql.schema_text import schema_text
+from text2sql_grpo.sql.schema_text import estimated_tokens, schema_text
 
 KINDS = ("compact", "ddl", "commented_ddl", "m_schema")
 FILLER = [

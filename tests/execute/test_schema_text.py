@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from tests.postgres_server import PostgresServer
 from text2sql_grpo.errors import DataError
 from text2sql_grpo.sql.schema import Column, ForeignKey, Schema, Table, View, read_schema
-from text2sql_grpo.sql.schema_budget import estimated_tokens
 from text2sql_grpo.sql.schema_catalogue import EXAMPLE_ROWS, column_examples, one_line
-from text2sql_grpo.sql.schema_text import SchemaText, schema_text
+from text2sql_grpo.sql.schema_text import SchemaText, estimated_tokens, schema_text
 
 KINDS: tuple[SchemaText, ...] = ("compact", "ddl", "commented_ddl", "m_schema")
 

@@ -19,7 +19,7 @@ from text2sql_grpo.grading.suite import TestSuite
 from text2sql_grpo.sql.address import Database
 from text2sql_grpo.sql.executor import SQLExecutor
 from text2sql_grpo.sql.outcome import ExecutionOutcome
-from text2sql_grpo.sql.schema_budget import estimated_tokens
+from text2sql_grpo.sql.schema_text import estimated_tokens
 
 REASONS = {
     "error": "a gold fails, has too many rows to compare, or has no database",

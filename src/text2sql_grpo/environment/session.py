@@ -27,9 +27,8 @@ from text2sql_grpo.sql.address import parse_address
 from text2sql_grpo.sql.names import listed
 from text2sql_grpo.sql.personal import PERSONAL
 from text2sql_grpo.sql.schema import Schema, read_schema
-from text2sql_grpo.sql.schema_budget import estimated_tokens
 from text2sql_grpo.sql.schema_choice import TableChoice, table_choice
-from text2sql_grpo.sql.schema_text import SchemaText, schema_text
+from text2sql_grpo.sql.schema_text import SchemaText, estimated_tokens, schema_text
 
 if TYPE_CHECKING:
     from text2sql_grpo.sql.hidden import Hidden

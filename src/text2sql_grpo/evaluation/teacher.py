@@ -24,8 +24,7 @@ from text2sql_grpo.sql.executor import SQLExecutor
 from text2sql_grpo.sql.hidden import hide
 from text2sql_grpo.sql.personal import PERSONAL
 from text2sql_grpo.sql.schema import Schema, read_schema
-from text2sql_grpo.sql.schema_budget import estimated_tokens
-from text2sql_grpo.sql.schema_text import schema_text
+from text2sql_grpo.sql.schema_text import estimated_tokens, schema_text
 from text2sql_grpo.synthesis.teacher_prompts import (
     MAX_SQL,
     MAX_TOKENS,

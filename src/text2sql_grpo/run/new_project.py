@@ -9,8 +9,7 @@ import yaml
 
 from text2sql_grpo.bundled import ROOT
 from text2sql_grpo.files import parse_yaml, write_text
-from text2sql_grpo.sql.schema_budget import estimated_tokens
-from text2sql_grpo.sql.schema_text import compact_text
+from text2sql_grpo.sql.schema_text import compact_text, estimated_tokens
 from text2sql_grpo.synthesis.generator import QuestionSet
 from text2sql_grpo.synthesis.profile import Profile, TableProfile
 

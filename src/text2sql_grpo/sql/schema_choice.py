@@ -10,8 +10,7 @@ from itertools import accumulate
 from text2sql_grpo.sql.engines import ENGINES
 from text2sql_grpo.sql.names import listed
 from text2sql_grpo.sql.schema import Schema, Table, View
-from text2sql_grpo.sql.schema_budget import without_notes
-from text2sql_grpo.sql.schema_text import TEXTS, SchemaText
+from text2sql_grpo.sql.schema_text import TEXTS, SchemaText, without_notes
 
 TABLE_SHARE = 0.75  # of the tokens, for tables with their columns; the rest is for names of others
 # Measured on the databases of Spider together (EXPERIMENTS.md).
