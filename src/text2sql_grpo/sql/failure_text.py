@@ -1,4 +1,4 @@
-"""Texts that the model sees of a failed query, checks before it reaches a database, and cuts of its values.
+"""Answers to failed queries with their texts for the model, checks of a query, and cuts of its values.
 
 Imported by the workers: nothing heavy here.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 TYPE_CHECKING = False  # see `sqlite`
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from typing import Any
 
     from text2sql_grpo.sql.outcome import Limits, Row
 
@@ -30,6 +31,11 @@ def short_line(text: str) -> str:
     """Error text for the model: one line, at most `MAX_ERROR_CHARS`."""
     line = " ".join(text.split())
     return line if len(line) <= MAX_ERROR_CHARS else line[: MAX_ERROR_CHARS - 3] + "..."
+
+
+def failed(status: str, text: str, elapsed_s: float = 0.0, *, may_change: bool = True) -> tuple[Any, ...]:
+    """Answer of a worker to a query without rows; see `worker_process.Answer`."""
+    return (status, (), (), False, short_line(text), elapsed_s, False, may_change)
 
 
 def cut_values(rows: Sequence[Row], max_length: int) -> tuple[list[Row], bool]:

@@ -18,7 +18,7 @@ from typing import Any
 from text2sql_grpo import errors
 from text2sql_grpo.errors import DataError, RunError
 from text2sql_grpo.sql.address import Kind
-from text2sql_grpo.sql.failure_text import late_text
+from text2sql_grpo.sql.failure_text import failed, late_text
 from text2sql_grpo.sql.frames import UNFORESEEN, framed, marshalled
 from text2sql_grpo.sql.grants import Grants
 from text2sql_grpo.sql.outcome import Limits
@@ -167,7 +167,7 @@ class WorkerPool:
             asked = queries[n_before : n_before + n_asked]
             found, worker = self._ask(asked, limits, cancellation)
             if cancellation.is_set:
-                return [_error("cancelled")]
+                return [failed("error", "cancelled")]
             for (location, _), answer in zip(asked, found, strict=False):
                 if answer is None or (len(answer) == 2 and self._grants.grant(location) > worker.version):
                     break  # its file changed, or another one took its place
@@ -185,8 +185,9 @@ class WorkerPool:
             elif worker.has_crashed:
                 n_crashes += 1  # the first may come from outside: run the query once more
                 if worker.is_late or n_crashes == 2:
-                    crashed = _error("the database engine crashed on this query")
-                    answers.append(_late(limits) if worker.is_late else crashed)
+                    late = failed("timeout", late_text(limits.timeout_s), limits.timeout_s + PATIENCE_S)
+                    crashed = failed("error", "the database engine crashed on this query")
+                    answers.append(late if worker.is_late else crashed)
                     n_tries = n_crashes = 0
         return answers
 
@@ -335,17 +336,7 @@ def _checked(answer: Answer) -> Answer:
         kind = getattr(errors, name, None)
         raise (kind if isinstance(kind, type) and issubclass(kind, RunError) else RunError)(text)
     _log_once(f"internal error in a SQL worker, taken as an error of its query:\n{text}")
-    return _error("the database engine failed on this query")
-
-
-def _error(text: str) -> Answer:
-    return ("error", (), (), False, text, 0.0, False, True)
-
-
-def _late(limits: Limits) -> Answer:
-    """Answer to a lone query whose worker was killed at the deadline."""
-    text = late_text(limits.timeout_s)
-    return ("timeout", (), (), False, text, limits.timeout_s + PATIENCE_S, False, True)
+    return failed("error", "the database engine failed on this query")
 
 
 def _log_once(text: str) -> None:

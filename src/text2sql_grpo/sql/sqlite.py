@@ -22,8 +22,8 @@ from text2sql_grpo.sql.failure_text import (
     ONLY_READING,
     SEVERAL_STATEMENTS,
     cut_values,
+    failed,
     late_text,
-    short_line,
 )
 from text2sql_grpo.sql.frames import marshalled
 from text2sql_grpo.sql.sqlite_file import (
@@ -264,7 +264,7 @@ class HardenedDatabase:
     def _failure(self, status: Status, text: str, started: float) -> bytes:
         elapsed_s = time.perf_counter() - started
         may_change = self._guard.is_volatile or self._guard.calls_clock
-        return marshalled((status, (), (), False, short_line(text), elapsed_s, False, may_change))
+        return marshalled(failed(status, text, elapsed_s, may_change=may_change))
 
     def _answer_to(self, error: sqlite3.Error, sql: str, limits: Limits, started: float) -> bytes:
         extended = getattr(error, "sqlite_errorcode", 0)  # 0: raised by the Python module

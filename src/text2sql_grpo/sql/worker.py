@@ -25,7 +25,7 @@ from types import SimpleNamespace
 from text2sql_grpo.errors import RunError
 from text2sql_grpo.sql import sandbox, sqlite
 from text2sql_grpo.sql.engines import ENGINES
-from text2sql_grpo.sql.failure_text import late_text, why_unfit
+from text2sql_grpo.sql.failure_text import failed, late_text, why_unfit
 from text2sql_grpo.sql.frames import UNFORESEEN, FrameReader, framed, marshalled, marshalled_list, write_all
 from text2sql_grpo.sql.sqlite import DatabaseLocked, OutOfMemory
 
@@ -117,7 +117,7 @@ class Worker:
 
     def _answer(self, sql: str) -> bytes:
         if reason := why_unfit(sql, self._limits):
-            return marshalled(("error", (), (), False, reason, 0.0, False, False))
+            return marshalled(failed("error", reason, may_change=False))
         started = time.perf_counter()
         self._deadline = started + self._limits.timeout_s
         try:
@@ -241,9 +241,8 @@ class Worker:
                 answers = [_AGAIN] * len(answers)
             timeout_s = self._limits.timeout_s
             elapsed_s = time.perf_counter() - deadline + timeout_s
-            late = ("timeout", (), (), False, late_text(timeout_s), elapsed_s, False, True)
             self._is_last = True
-            self._write([*answers, marshalled(late)])
+            self._write([*answers, marshalled(failed("timeout", late_text(timeout_s), elapsed_s))])
             os._exit(0)
 
 
