@@ -94,6 +94,12 @@ def test_endless_long_rows_are_not_gathered(database: HardenedPostgres) -> None:
     assert (outcome.status, outcome.is_truncated, len(outcome.rows)) == ("ok", True, 5)
 
 
+def test_refused_query_is_not_volatile_for_the_one_before(database: HardenedPostgres) -> None:
+    assert database.run("SELECT random()", LIMITS).is_ok and database.is_volatile
+    for sql in ("DROP TABLE ward", "--"):
+        assert not database.run(sql, LIMITS).is_ok and not database.is_volatile, sql
+
+
 def test_endless_digits_are_not_gathered(database: HardenedPostgres) -> None:
     sql = "SELECT repeat('9', 10000)::numeric - g FROM generate_series(1, 100000) g"
     outcome = database.run(sql, Limits(max_bytes=100_000))

@@ -169,6 +169,9 @@ class HardenedPostgres:
         Raises:
             DataError: The server is at fault, not the query.
         """
+        text = _TEXTS.sub(" ", sql.lower())
+        called = self._changing.intersection(_CALLED.findall(text))
+        self.is_volatile = bool(called or _CHANGING_WORDS.search(text))
         if is_blank(sql):
             return failure("error", NOTHING_TO_RUN)
         word = first_word(sql)
@@ -182,11 +185,7 @@ class HardenedPostgres:
             return failure("denied", f"not allowed: EXPLAIN with {making[0].upper()}; {ONLY_READING}")
         if word != "EXPLAIN":  # no query for a cursor; the transaction and the role bound it
             asked = [f"DECLARE result NO SCROLL CURSOR FOR {sql}", _fetch(limits.max_rows + 1)]
-        outcome = self._answer(asked, limits)
-        text = _TEXTS.sub(" ", sql.lower())
-        called = self._changing.intersection(_CALLED.findall(text))
-        self.is_volatile = bool(called or _CHANGING_WORDS.search(text))
-        return outcome
+        return self._answer(asked, limits)
 
     def _answer(self, asked: list[str], limits: Limits) -> ExecutionOutcome:
         """Outcome of a query and its first FETCH, or of an EXPLAIN."""
