@@ -15,10 +15,10 @@ import json
 import math
 import os
 import re
+import selectors
 import time
 from collections.abc import Iterator
 from decimal import Decimal
-from select import select
 from typing import Any
 
 import psycopg
@@ -93,6 +93,9 @@ class _BoolLoader(Loader):
     def load(self, data: Buffer) -> int:
         return int(data == b"t")
 
+
+# The cheapest to set up; Windows has no poll.
+_Selector = getattr(selectors, "PollSelector", selectors.SelectSelector)
 
 # Read as values; every other type as the server's text.
 _VALUE_TYPES = frozenset(("int2", "int4", "int8", "oid", "float4", "float8", "bytea", "numeric", "bool"))
@@ -403,9 +406,10 @@ class HardenedPostgres:
         pgconn = self._connection.pgconn
         with contextlib.suppress(psycopg.OperationalError):  # lost: the next result holds the reason
             while pgconn.is_busy():
-                left_s = max(0.0, self._deadline - time.monotonic())
-                if not any(select([pgconn.socket], [], [], left_s)):
-                    raise TimeLimitReachedError
+                with _Selector() as selector:
+                    selector.register(pgconn.socket, selectors.EVENT_READ)
+                    if not selector.select(max(0.0, self._deadline - time.monotonic())):
+                        raise TimeLimitReachedError
                 pgconn.consume_input()
         result = pgconn.get_result()
         if result is None and self._is_lost():
