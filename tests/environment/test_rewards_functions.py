@@ -10,14 +10,7 @@ from text2sql_grpo.data.example import Example
 from text2sql_grpo.environment.episode import Action, ActionKind, Episode
 from text2sql_grpo.grading import Verdict
 from text2sql_grpo.rewards import FLAGS, REWARD_FUNCTIONS, Results, episode_flags
-from text2sql_grpo.rewards.similarity import (
-    cell_precision,
-    cell_recall,
-    ngram_similarity,
-    schema_items,
-    schema_similarity,
-    tuple_cardinality,
-)
+from text2sql_grpo.rewards.functions import schema_items
 from text2sql_grpo.sql import ExecutionOutcome, SQLExecutor
 
 RIGHT = Verdict(official=True, strict=True, reason="equal", executes=True)
@@ -215,11 +208,12 @@ def test_reading_no_table_is_fine_where_the_gold_reads_none() -> None:
 
 LATE = ExecutionOutcome("timeout")
 KNOWN = result((1, "x"), (2, "y"), (2, "y"), (3, None))
+MEASURES = ("cell_precision", "cell_recall", "tuple_cardinality")
 
 
 @pytest.mark.parametrize(
     ("predicted", "expected"),
-    [  # row F1, cell F1, cell precision, cell recall, tuple cardinality
+    [
         (KNOWN, (1, 1, 1)),
         (result(("x", 1), ("y", 2), (None, 3), ("y", 2)), (1, 1, 1)),
         (result((1, "x"), (2, "y")), (1, 6 / 8, 2 / 4)),
@@ -230,15 +224,12 @@ KNOWN = result((1, "x"), (2, "y"), (2, "y"), (3, None))
     ],
 )
 def test_measures(predicted: ExecutionOutcome, expected: tuple[float, ...]) -> None:
-    measures = (cell_precision, cell_recall, tuple_cardinality)
-
-    assert [measure(KNOWN, predicted) for measure in measures] == pytest.approx(list(expected))
+    found = [score(name, results=make_results(KNOWN, predicted)) for name in MEASURES]
+    assert found == pytest.approx(list(expected))
 
 
 def test_two_empty_results() -> None:
-    measures = (cell_precision, cell_recall, tuple_cardinality)
-
-    assert [measure(result(), result()) for measure in measures] == [1, 1, 1]
+    assert [score(name, results=make_results(result(), result())) for name in MEASURES] == [1, 1, 1]
 
 
 @pytest.mark.parametrize(
@@ -269,9 +260,11 @@ def test_schema_items(sql: str, names: set[str]) -> None:
     ],
 )
 def test_ngram_similarity(gold: str, predicted: str, expected: float) -> None:
-    assert ngram_similarity(gold, predicted) == pytest.approx(expected)
-    assert ngram_similarity(predicted, gold) == pytest.approx(expected)
+    for left, right in ((gold, predicted), (predicted, gold)):
+        found = score("ngrams", make_episode(final_sql=right, gold_sql=left))
+        assert found == pytest.approx(expected)
 
 
-def test_schema_similarity_of_what_cannot_be_read() -> None:
-    assert schema_similarity("SELECT (", "SELECT a FROM t") == schema_similarity("SELECT 1", "SELECT 1") == 0
+@pytest.mark.parametrize(("gold", "predicted"), [("SELECT (", "SELECT a FROM t"), ("SELECT 1", "SELECT 1")])
+def test_schema_linking_of_what_cannot_be_read(gold: str, predicted: str) -> None:
+    assert score("schema_linking", make_episode(final_sql=predicted, gold_sql=gold)) == 0

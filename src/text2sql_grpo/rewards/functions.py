@@ -1,17 +1,24 @@
 """Named scores of a finished episode, each with its declared range."""
 
 import math
+import re
+from itertools import chain, pairwise
+
+from sqlglot import exp
 
 from text2sql_grpo.environment.episode import Episode
 from text2sql_grpo.grading.verdict import Verdict
-from text2sql_grpo.rewards import similarity
 from text2sql_grpo.rewards.function import Results, RewardFunction, reward
 from text2sql_grpo.sql.address import parse_address
+from text2sql_grpo.sql.outcome import ExecutionOutcome
+from text2sql_grpo.sql.query import read_query
 
 LONG_EPISODE_TOKENS = 2_048
 LONG_RESPONSE_CHARS = 2_048
 OVERLONG_FROM = 0.8  # of the episode's token limit
 NOISE_S = 0.01  # shorter times count as this
+
+_WORD = re.compile(r"'(?:[^']|'')*'|\w+|[^\w\s]")
 
 _ANY_RUNNING = "any query that runs"
 _COINCIDENCE = (
@@ -67,15 +74,17 @@ def schema_linking(episode: Episode, results: Results) -> float:
     if episode.final_sql is None:
         return 0.0
     dialect = parse_address(results.database).dialect
-    return similarity.schema_similarity(episode.example.gold_sql, episode.final_sql, dialect)
+    return _jaccard(schema_items(episode.example.gold_sql, dialect), schema_items(episode.final_sql, dialect))
 
 
 @reward(range=(0, 1), pays_wrong=_LIKE_GOLD)
 def ngrams(episode: Episode) -> float:
-    """Jaccard index of the pairs of adjacent words of the submitted query and of the gold, in [0, 1]."""
-    if episode.final_sql is None:
-        return 0.0
-    return similarity.ngram_similarity(episode.example.gold_sql, episode.final_sql)
+    """Jaccard index of the pairs of adjacent words of the submitted query and of the gold, in [0, 1].
+
+    Words, numbers, quoted values and punctuation marks count one each, comments too; case matters only
+    inside quotes.
+    """
+    return _jaccard(_word_pairs(episode.example.gold_sql), _word_pairs(episode.final_sql or ""))
 
 
 @reward(range=(-1, 0))
@@ -116,19 +125,23 @@ def efficiency(verdict: Verdict, results: Results) -> float:
 @reward(range=(0, 1), pays_wrong=_PARTS)
 def cell_precision(results: Results) -> float:
     """Share of predicted cells in the gold's result (QATCH), in [0, 1]; 0 without a result."""
-    return similarity.cell_precision(results.gold, results.predicted)
+    return _share_found(results.predicted, results.gold)
 
 
 @reward(range=(0, 1), pays_wrong=_PARTS)
 def cell_recall(results: Results) -> float:
     """Share of the gold's cells in the predicted result (QATCH), in [0, 1]; 0 without a result."""
-    return similarity.cell_recall(results.gold, results.predicted)
+    return _share_found(results.gold, results.predicted)
 
 
 @reward(range=(0, 1), pays_wrong="results with as many rows as the gold")
 def tuple_cardinality(results: Results) -> float:
     """Smaller number of rows over the larger one (QATCH), in [0, 1]; 0 without a result."""
-    return similarity.tuple_cardinality(results.gold, results.predicted)
+    gold, predicted = results.gold, results.predicted
+    if predicted is None or not (gold.is_ok and predicted.is_ok):
+        return 0.0
+    fewer, more = sorted((len(gold.rows), len(predicted.rows)))
+    return fewer / more if more else 1.0
 
 
 @reward(range=(-1, 1), pays_wrong=_COINCIDENCE)
@@ -177,3 +190,50 @@ def sql_r1_length(episode: Episode, verdict: Verdict) -> float:
 REWARD_FUNCTIONS = {
     function.name: function for function in [*vars().values()] if isinstance(function, RewardFunction)
 }
+
+
+def schema_items(sql: str, dialect: str = "sqlite") -> set[tuple[str, str]]:
+    """Pairs of `table` or `column` and its lower-cased name; empty if the text cannot be parsed.
+
+    Columns go by their bare name. Names that the query makes itself (CTEs, aliases) are left out.
+
+    >>> sorted(schema_items("SELECT count(*) AS n FROM Staff AS s WHERE s.Age > 3 ORDER BY n"))
+    [('column', 'age'), ('table', 'staff')]
+    """
+    query = read_query(sql, dialect).tree
+    if query is None:
+        return set()
+    own = {cte.alias.lower() for cte in query.find_all(exp.CTE)}
+    tables = {table.name.lower() for table in query.find_all(exp.Table)} - own
+    aliases = {
+        alias.alias.lower()
+        for alias in query.find_all(exp.Alias)
+        if alias.alias.lower() not in {column.name.lower() for column in alias.find_all(exp.Column)}
+    }
+    columns = {
+        column.name.lower() for column in query.find_all(exp.Column) if not isinstance(column.this, exp.Star)
+    }
+    return {("table", name) for name in tables} | {("column", name) for name in columns - aliases}
+
+
+def _share_found(cells_of: ExecutionOutcome | None, within: ExecutionOutcome | None) -> float:
+    """Share of cells found anywhere in the other result; 1 for two empty results, 0 for one or a failure.
+
+    Cut rows are used as they are.
+    """
+    if not (cells_of and cells_of.is_ok and within and within.is_ok):
+        return 0.0
+    cells = list(chain.from_iterable(cells_of.rows))
+    known = set(chain.from_iterable(within.rows))
+    if not cells or not known:
+        return float(not cells and not known)
+    return sum(cell in known for cell in cells) / len(cells)
+
+
+def _word_pairs(sql: str) -> set[tuple[str, str]]:
+    words = [word if word.startswith("'") else word.lower() for word in _WORD.findall(sql.rstrip("; \n"))]
+    return set(pairwise(words))
+
+
+def _jaccard(left: set[tuple[str, str]], right: set[tuple[str, str]]) -> float:
+    return len(left & right) / max(len(left | right), 1)
