@@ -38,9 +38,7 @@ def load_examples(
     """Load questions of a file, a dataset or rows, in order; see `read_questions`.
 
     Args:
-        source: The file, dataset or rows.
         databases: Databases of the questions; a row needs no name of a database if there is one only.
-        executor: Runs the golds.
         limit: Only the first n questions, of those that are kept; None for all.
         check_gold: Run each gold, also the other accepted ones, and refuse one that fails, one that is cut
             at a limit and that the database cannot compare with itself either, and one that returns no
@@ -69,10 +67,7 @@ def load_examples(
         _logger.warning("left out %d questions in quarantine (%s)", len(left_out), where)
     if left_out and not questions:
         raise DataError(f"every question is in quarantine (at {where})")
-    for question in questions:
-        database_address(question, databases)
-        if refusal:
-            refuse_hidden(question, refusal)
+    check_places(questions, databases, refusal)
     if not check_gold:
         return [question.example for question in questions]
     large: dict[str, None] | None = {} if leaves_out_large else None
@@ -122,15 +117,6 @@ def check_file(source: str | Path, field: str, databases: Databases | None) -> N
             _place_named(databases.source, question)
 
 
-def database_address(question: Question, databases: Databases) -> Database:
-    """File or URL of a question's database.
-
-    Raises:
-        DataError: There is none; names the question's place.
-    """
-    return _place_named(databases.address, question)
-
-
 def _place_named(find: Callable[[str], Database], question: Question) -> Database:
     try:
         return find(question.example.database)
@@ -138,19 +124,25 @@ def _place_named(find: Callable[[str], Database], question: Question) -> Databas
         raise DataError(f"{error}, for the question at {question.place}") from error
 
 
-def refuse_hidden(question: Question, refusal: Callable[[str, str], str]) -> None:
-    """Refuse a question with a query that reads a hidden table or column; see `load_examples`.
+def check_places(
+    questions: Iterable[Question], databases: Databases, refusal: Callable[[str, str], str] | None
+) -> None:
+    """Refuse questions without a database, or with a query that reads what is hidden; see `load_examples`.
 
     Raises:
-        DataError: It does; names the question's place and `data.hide`.
+        DataError: One is refused; names its place.
     """
-    one = question.example
-    for sql in (one.gold_sql, *one.other_golds, one.look_sql, one.guess_sql, one.check_sql):
-        if sql and (reason := refusal(one.database, sql)):
-            raise DataError(
-                f"a query of {one.id} reads what data.hide hides from the model: {reason}: leave the question"
-                f" out, or the name out of data.hide ([] hides nothing): {sql} (at {question.place})"
-            )
+    for question in questions:
+        _place_named(databases.address, question)
+        one = question.example
+        queries = (one.gold_sql, *one.other_golds, one.look_sql, one.guess_sql, one.check_sql)
+        for sql in filter(None, queries):
+            if refusal and (reason := refusal(one.database, sql)):
+                raise DataError(
+                    f"a query of {one.id} reads what data.hide hides from the model: {reason}: leave the "
+                    f"question out, or the name out of data.hide ([] hides nothing): {sql} "
+                    f"(at {question.place})"
+                )
 
 
 def checked_golds(
@@ -174,15 +166,14 @@ def checked_golds(
     questions = iter(questions)
     while batch := list(islice(questions, GOLDS_PER_BATCH)):
         asked = [
-            (question, sql, number == 0)
+            (question, _place_named(databases.address, question), sql, number == 0)
             for question in batch
             for number, sql in enumerate((question.example.gold_sql, *question.example.other_golds))
         ]
         num_golds += len(asked)
-        outcomes = executor.execute_many([(database_address(q, databases), sql) for q, sql, _ in asked])
-        for (question, sql, is_first), outcome in zip(asked, outcomes, strict=True):
+        outcomes = executor.execute_many([(database, sql) for _, database, sql, _ in asked])
+        for (question, database, sql, is_first), outcome in zip(asked, outcomes, strict=True):
             example = question.example
-            database = database_address(question, databases)
             if outcome.is_truncated and GoldResult.of(executor, database, sql).is_usable:
                 outcome = outcome._replace(is_truncated=False)  # the database itself compares its rows
             if not question.has_gold_is_empty:

@@ -12,7 +12,7 @@ from typing import overload
 
 from text2sql_grpo.data.databases import Databases
 from text2sql_grpo.data.example import Example
-from text2sql_grpo.data.loading import checked_golds, database_address, refuse_hidden
+from text2sql_grpo.data.loading import check_places, checked_golds
 from text2sql_grpo.data.question_files import only_name, read_line
 from text2sql_grpo.data.question_rows import Question, hub_dataset, is_hub_id
 from text2sql_grpo.errors import DataError
@@ -66,8 +66,6 @@ def load_shards(
 
     Args:
         files: See `shard_files`.
-        databases: Databases of the questions.
-        executor: Runs the golds.
         limit: Only the first n questions, of those not left out; None for all.
         leave_out: Ids of questions to skip.
         refusal: See `load_examples`.
@@ -78,10 +76,7 @@ def load_shards(
     examples = ExamplesOnDisk(files, limit=limit, leave_out=leave_out, database=only_name(databases))
     if not examples:
         raise DataError(f"no questions, or all in quarantine (in {files[0]} and {len(files) - 1} more)")
-    for question in examples.questions():
-        database_address(question, databases)
-        if refusal:
-            refuse_hidden(question, refusal)
+    check_places(examples.questions(), databases, refusal)
     for _ in checked_golds(examples.questions(), databases, executor):
         pass
     return examples
@@ -94,8 +89,6 @@ class ExamplesOnDisk(Sequence[Example]):
 
     Args:
         files: Files with one JSON object a line.
-        limit: Only the first n questions; None for all.
-        leave_out: Ids of questions to skip.
         database: Name of the database for lines without one.
 
     Raises:
