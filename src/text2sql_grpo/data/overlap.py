@@ -17,7 +17,7 @@ from text2sql_grpo.sql.query import Unread, read_query
 TRAINING_SETS = ("demonstrations", "train")
 KEYS = ("question", "gold_sql", "combination", "literal", "template", "database", "stored_value")
 
-Keys = Mapping[str, frozenset[str]]
+Keys = Mapping[str, set[str]]
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,6 @@ def overlap(questions: Path, databases: Databases | None = None) -> list[Overlap
     """One row per pair of a training file and another file in the folder `questions`.
 
     Args:
-        questions: Folder of question files.
         databases: Databases, in whose dialects the SQL is parsed; None for SQLite's.
 
     Raises:
@@ -59,7 +58,7 @@ def overlap(questions: Path, databases: Databases | None = None) -> list[Overlap
         raise DataError(f"no file demonstrations or train, only {sorted(sets)} ({questions})")
     rows = []
     for name in training_sets:
-        seen = {key: frozenset().union(*(keys[key] for keys in sets[name])) for key in KEYS}
+        seen = {key: set[str]().union(*(keys[key] for keys in sets[name])) for key in KEYS}
         others = [other for other in sets if other not in TRAINING_SETS]
         for other in [*training_sets[1:], *others] if name == training_sets[0] else others:
             shares = {key: _share(key, seen[key], sets[other]) for key in KEYS}
@@ -81,7 +80,7 @@ def format_overlap(rows: list[OverlapRow]) -> str:
     )
 
 
-def _share(key: str, seen: frozenset[str], questions: list[Keys]) -> float | None:
+def _share(key: str, seen: set[str], questions: list[Keys]) -> float | None:
     found = [bool(keys[key] & seen) for keys in questions if keys[key]]
     return sum(found) / len(found) if found else None
 
@@ -93,27 +92,26 @@ def _keys(databases: Databases | None, read: Question) -> Keys:
     try:
         dialect = databases.dialect(database) if databases else "sqlite"
         columns, literals = _parts(example.gold_sql, dialect)
-        looked = _parts(example.look_sql, dialect)[0] if example.look_sql else frozenset[str]()
+        looked = _parts(example.look_sql, dialect)[0] if example.look_sql else ()
     except ValueError as error:
         hint = "" if databases else " (SQL of another engine than SQLite needs --databases)"
         raise DataError(f"SQL that cannot be parsed: {error}{hint} (at {read.place})") from error
-    combination = f"{database} {template} {sorted(columns)}"
     return {
-        "question": frozenset({folded(example.question)}),
-        "gold_sql": frozenset({folded(example.gold_sql)}),
-        "combination": frozenset({combination} if template else ()),
-        "literal": frozenset(f"{column} {value}" for column, value in literals),
-        "template": frozenset({template} if template else ()),
-        "database": frozenset({database}),
+        "question": {folded(example.question)},
+        "gold_sql": {folded(example.gold_sql)},
+        "combination": {f"{database} {template} {sorted(columns)}"} if template else set(),
+        "literal": {f"{column} {value}" for column, value in literals},
+        "template": {template} if template else set(),
+        "database": {database},
         # Flags (`Y`, `0`) are the same everywhere, and no sign of memorisation.
-        "stored_value": frozenset(
+        "stored_value": {
             value for column, value in literals if column in looked and len(value.strip("'")) > 1
-        ),
+        },
     }
 
 
 @lru_cache(maxsize=50_000)
-def _parts(sql: str, dialect: str) -> tuple[frozenset[str], frozenset[tuple[str, str]]]:
+def _parts(sql: str, dialect: str) -> tuple[set[str], set[tuple[str, str]]]:
     """Tables and `table.column`s of a query, and the (column, literal) pairs it compares."""
     query = read_query(sql, dialect)
     if isinstance(query, Unread):
@@ -133,4 +131,4 @@ def _parts(sql: str, dialect: str) -> tuple[frozenset[str], frozenset[tuple[str,
         for literal in predicate.find_all(exp.Literal)
     }
     columns = {place(column) for column in tree.find_all(exp.Column)}
-    return frozenset(columns | set(aliases.values())), frozenset(literals)
+    return columns | set(aliases.values()), literals
