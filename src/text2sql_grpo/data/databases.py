@@ -40,7 +40,7 @@ class Databases:
     In a folder, name `shop` is, in this order, `shop.sqlite`, `shop.db`, `shop.sqlite3`, one in a folder
     `shop` (the layout of Spider and BIRD), `shop.duckdb`, `shop.ddb`, one in a folder `shop`, or `shop.sql`,
     which is built once per content. A folder of CSV, TSV, Parquet, JSON or Excel files alone is one
-    database, a table a file, built once per version of the files.
+    database, a table a file, built once per version of the files. Methods refuse a name that no database has.
 
     Args:
         where: See `WHAT_IS_READ`.
@@ -91,18 +91,14 @@ class Databases:
         """SQLite file or URL of a database, built first if its source is SQL text or files of rows.
 
         Raises:
-            DataError: No database has this name, or it cannot be built.
+            DataError: It cannot be built.
         """
         if name not in self._built:
             self._built[name] = _built(self.source(name))
         return self._built[name]
 
     def files(self, name: str) -> list[Path]:
-        """Files of a database, with its logs of changes that are not merged yet; none for a server's.
-
-        Raises:
-            DataError: See `address`.
-        """
+        """Files of a database, with its logs of changes that are not merged yet; none for a server's."""
         address = parse_address(self.address(name))
         if address.engine.is_server:
             return []
@@ -110,25 +106,14 @@ class Databases:
         return [Path(address.location), *(log for log in logs if log.is_file() and log.stat().st_size)]
 
     def dialect(self, name: str) -> str:
-        """Name of a database's SQL in sqlglot; builds nothing.
-
-        Raises:
-            DataError: No database has this name.
-        """
+        """Name of a database's SQL in sqlglot; builds nothing."""
         source = self.source(name)
         if isinstance(source, str):
             return parse_address(source).dialect
         return "duckdb" if _kind(source) in ("rows", "duckdb") else "sqlite"
 
     def sqlite_file(self, name: str, purpose: str) -> Path:
-        """File of a SQLite database.
-
-        Args:
-            purpose: User of the file, the first words of the error.
-
-        Raises:
-            DataError: No database has this name, or it is of another kind.
-        """
+        """File of a SQLite database; `purpose` opens the DataError for one of another kind."""
         address = self.address(name)
         if isinstance(address, str):
             raise DataError(f"{purpose} reads SQLite databases only, and {name!r} is another: {address}")

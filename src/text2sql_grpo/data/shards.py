@@ -2,6 +2,7 @@
 
 import glob
 import logging
+import struct
 import zlib
 from array import array
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -17,6 +18,8 @@ from text2sql_grpo.data.question_files import only_name, read_line
 from text2sql_grpo.data.question_rows import Question, hub_dataset, is_hub_id
 from text2sql_grpo.errors import DataError
 from text2sql_grpo.sql import SQLExecutor
+
+_LINE = struct.Struct("<HIQI")  # index of its file, number from 1, first byte, checksum
 
 _logger = logging.getLogger(__name__)
 
@@ -105,9 +108,7 @@ class ExamplesOnDisk(Sequence[Example]):
     ) -> None:
         self._database = database
         self._files = [Path(file) for file in files]
-        # Of each question: index of its file, number of its line, first byte, checksum.
-        self._shards, self._numbers, self._offsets = array("H"), array("I"), array("Q")
-        self._checksums = array("I")
+        self._lines = bytearray()  # a `_LINE` for each question
         digests = array("Q")
         num_left_out = 0
         for shard, number, offset, content in _lines(self._files):
@@ -117,10 +118,7 @@ class ExamplesOnDisk(Sequence[Example]):
             if example.id in leave_out:
                 num_left_out += 1
                 continue
-            self._shards.append(shard)
-            self._numbers.append(number)
-            self._offsets.append(offset)
-            self._checksums.append(zlib.crc32(content))
+            self._lines += _LINE.pack(shard, number, offset, zlib.crc32(content))
             digest = blake2b(example.id.encode(errors="surrogatepass"), digest_size=8).digest()
             digests.append(int.from_bytes(digest))
         if leave_out:
@@ -128,7 +126,7 @@ class ExamplesOnDisk(Sequence[Example]):
         self._refuse_repeated_ids(digests)
 
     def __len__(self) -> int:
-        return len(self._offsets)
+        return len(self._lines) // _LINE.size
 
     @overload
     def __getitem__(self, index: int) -> Example: ...
@@ -144,32 +142,33 @@ class ExamplesOnDisk(Sequence[Example]):
         return map(self._question, range(len(self)))
 
     def _question(self, index: int) -> Question:
-        shard, number = self._shards[index], self._numbers[index]
+        start = range(len(self))[index] * _LINE.size  # raises IndexError
+        shard, number, offset, checksum = _LINE.unpack_from(self._lines, start)
+        path = self._files[shard]
         try:
-            with self._files[shard].open("rb") as file:
-                file.seek(self._offsets[index])
+            with path.open("rb") as file:
+                file.seek(offset)
                 content = file.readline()
         except OSError as error:
             raise DataError(f"cannot read the questions: {error}") from error
-        if zlib.crc32(content) != self._checksums[index]:
+        if zlib.crc32(content) != checksum:
             raise DataError(
-                f"{self._place(shard, number)} has changed since it was checked:"
+                f"{path}:{number} has changed since it was checked:"
                 " files of questions must not change during a run"
             )
-        return read_line(content, self._files[shard], number, database=self._database)
-
-    def _place(self, shard: int, number: int) -> str:
-        return f"{self._files[shard]}:{number}"
+        return read_line(content, path, number, database=self._database)
 
     def _refuse_repeated_ids(self, digests: Sequence[int]) -> None:
         in_order = sorted(digests)
         repeated = {one for one, other in pairwise(in_order) if one == other}
         places: dict[str, str] = {}
         for i in (i for i, digest in enumerate(digests) if digest in repeated):
-            id_, place = self[i].id, self._place(self._shards[i], self._numbers[i])
-            if id_ in places:
-                raise DataError(f"id {id_!r} is used twice (at {place}, first at {places[id_]})")
-            places[id_] = place
+            example, place, _ = self._question(i)
+            if example.id in places:
+                raise DataError(
+                    f"id {example.id!r} is used twice (at {place}, first at {places[example.id]})"
+                )
+            places[example.id] = place
 
 
 def _lines(files: Sequence[Path]) -> Iterator[tuple[int, int, int, bytes]]:
