@@ -29,7 +29,7 @@ from trl.kernels import chunked_logprob
 from trl.models import unwrap_model_for_generation
 from trl.trainer import utils as trl_utils
 
-from text2sql_grpo.models.cpu import plain_adapter_inputs
+from text2sql_grpo.models.hardware import plain_adapter_inputs
 
 LogProbs = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]
 

@@ -11,18 +11,17 @@ from transformers import AutoModelForCausalLM
 from tests.tiny_model import write_model
 from tests.tiny_run import write_config
 from text2sql_grpo.commands import main
-from text2sql_grpo.models import cpu
-from text2sql_grpo.models.cpu import has_fast_bf16, inference_autocast
+from text2sql_grpo.models.hardware import has_fast_bf16, inference_autocast
 from text2sql_grpo.rollout.policy import SlotPolicy
 
 
 def test_processors_and_builds_without_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
     has_fast_bf16.cache_clear()
     with monkeypatch.context() as patch:
-        patch.setattr(cpu.torch, "cpu", SimpleNamespace())
+        patch.setattr(torch, "cpu", SimpleNamespace())
         assert not has_fast_bf16()
         has_fast_bf16.cache_clear()
-        patch.setattr(cpu.torch, "cpu", SimpleNamespace(_is_amx_tile_supported=lambda: True))
+        patch.setattr(torch, "cpu", SimpleNamespace(_is_amx_tile_supported=lambda: True))
         assert has_fast_bf16()
     has_fast_bf16.cache_clear()
 

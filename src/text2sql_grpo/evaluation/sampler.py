@@ -10,7 +10,7 @@ from accelerate.utils import set_seed
 from text2sql_grpo.data.example import Example
 from text2sql_grpo.environment.episode import Episode
 from text2sql_grpo.environment.session import SQLEnvironment
-from text2sql_grpo.models.cpu import inference_autocast
+from text2sql_grpo.models.hardware import inference_autocast
 from text2sql_grpo.models.loaded_policy import LoadedPolicy
 from text2sql_grpo.rollout.chat_format import ChatFormat
 from text2sql_grpo.rollout.engine import Budgets, Policy, SlotPolicy, run

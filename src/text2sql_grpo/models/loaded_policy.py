@@ -24,8 +24,7 @@ from transformers.utils import find_adapter_config_file, is_flash_attn_2_availab
 from text2sql_grpo.config import ModelConfig, load_config
 from text2sql_grpo.errors import ModelError, install_command
 from text2sql_grpo.files import read_json
-from text2sql_grpo.models.cpu import has_fast_bf16
-from text2sql_grpo.models.hardware import check_fits, device_type, inference_dtype
+from text2sql_grpo.models.hardware import check_fits, device_type, has_fast_bf16, inference_dtype
 from text2sql_grpo.models.sources import readable_folder, split_revision
 from text2sql_grpo.rollout.chat_format import ChatFormat
 from text2sql_grpo.rollout.policy import obstacle

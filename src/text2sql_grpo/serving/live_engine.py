@@ -14,7 +14,7 @@ from text2sql_grpo.environment.session import SQLEnvironment, SQLSession
 from text2sql_grpo.errors import RunError
 from text2sql_grpo.evaluation.endpoint import Client, Endpoint, served_episode
 from text2sql_grpo.evaluation.sampler import Sampler
-from text2sql_grpo.models.cpu import inference_autocast
+from text2sql_grpo.models.hardware import inference_autocast
 from text2sql_grpo.rollout.engine import Budgets, SlotPolicy, run
 from text2sql_grpo.rollout.live_slots import Arrival, serve
 from text2sql_grpo.rollout.slots import shared_length

@@ -12,8 +12,7 @@ from trl import GRPOConfig
 
 from text2sql_grpo.config import check_grpo_keys
 from text2sql_grpo.errors import ArgumentError, ConfigError, DataError
-from text2sql_grpo.models.cpu import has_fast_bf16
-from text2sql_grpo.models.hardware import device_type
+from text2sql_grpo.models.hardware import device_type, has_fast_bf16
 
 # Set elsewhere in the config; a second place to set them could contradict the first.
 _DECIDED_ELSEWHERE = {
