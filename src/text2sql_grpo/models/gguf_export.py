@@ -3,7 +3,7 @@
 import json
 import logging
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,12 +27,12 @@ _TYPES = {
 }
 _ARCHITECTURES = {"llama": library.MODEL_ARCH.LLAMA, "qwen2": library.MODEL_ARCH.QWEN2}
 _QUERY_OR_KEY = re.compile(r"layers\.\d+\.self_attn\.([qk])_proj\.(weight|bias)")
-CONVERSATION = (
+CONVERSATION = [
     {"role": "system", "content": "Answer with <sql> or <answer>. naïve 日本 ½"},
     {"role": "user", "content": "table t.a, t.\"b c\"\n\nHow many rows of 2024 have  'Zoë'?"},
     {"role": "assistant", "content": "<sql>SELECT count(*), 12.50 FROM t\n\tWHERE id=2024 AND n >= 7</sql>"},
     {"role": "user", "content": "count(*)\n17"},
-)
+]
 """Chat whose token ids must be the same in the model and in a file made of it."""
 
 
@@ -43,7 +43,6 @@ def write_gguf(model: Path, out: Path, quantization: Quantization = "q8_0") -> N
 
     Args:
         model: Folder of a merged model, Llama or Qwen2.
-        out: The file.
 
     Raises:
         ModelError: The model cannot be read, its architecture or tokenizer is not supported, or the file
@@ -174,7 +173,7 @@ def check_same_tokens(path: Path, tokenizer: Any) -> None:
         if getattr(read, name) != getattr(tokenizer, name):
             raise ModelError(f"the exported {name} is {getattr(read, name)}, not {getattr(tokenizer, name)}")
     expected, found = (
-        one.apply_chat_template(list(CONVERSATION), add_generation_prompt=True)["input_ids"]
+        one.apply_chat_template(CONVERSATION, add_generation_prompt=True)["input_ids"]
         for one in (tokenizer, read)
     )
     if expected != found:
@@ -193,9 +192,9 @@ def modelfile(gguf: str, tokenizer: Any) -> str:
         ConfigError: The model's template cannot be written as a loop over messages.
     """
     eos = str(tokenizer.eos_token)
-    roles = _roles(tokenizer, CONVERSATION, eos)
+    expected = tokenizer.apply_chat_template(CONVERSATION, add_generation_prompt=True, tokenize=False)
+    roles = _roles(expected, eos)
     written = "".join(roles[one["role"]] + one["content"] + eos + roles["end"] for one in CONVERSATION)
-    expected = tokenizer.apply_chat_template(list(CONVERSATION), add_generation_prompt=True, tokenize=False)
     if written + roles["assistant"] != expected:
         raise ConfigError(
             "the chat template is not a plain loop over messages, as Ollama needs it: use --to gguf, and "
@@ -212,11 +211,10 @@ def modelfile(gguf: str, tokenizer: Any) -> str:
     )
 
 
-def _roles(tokenizer: Any, chat: Sequence[Mapping[str, str]], eos: str) -> dict[str, str]:
-    """Text before each role's content, and after each end-of-turn token (`end`)."""
-    text = tokenizer.apply_chat_template(list(chat), add_generation_prompt=True, tokenize=False)
+def _roles(text: str, eos: str) -> dict[str, str]:
+    """Text of `CONVERSATION` before each role's content, and after each end-of-turn token (`end`)."""
     roles, end = dict[str, str](), ""
-    for number, message in enumerate(chat):
+    for number, message in enumerate(CONVERSATION):
         before, _, text = text.partition(message["content"])
         if number:
             _, _, before = before.partition(eos)
