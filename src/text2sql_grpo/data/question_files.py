@@ -164,10 +164,14 @@ def read_line(line: bytes, path: Path, number: int, *, database: str | None = No
 
 
 def _json_row(line: str, place: str) -> Any:
+    return _parsed(line, f"{line[:80]!r} as a JSON object", place)
+
+
+def _parsed(text: str, what: str, place: object) -> Any:
     try:
-        return json.loads(line)
+        return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise DataError(f"cannot read {line[:80]!r} as a JSON object: {error} (at {place})") from error
+        raise DataError(f"cannot read {what}: {error} (at {place})") from error
 
 
 def _csv_rows(text: str, path: Path) -> _Rows:
@@ -192,10 +196,7 @@ def _csv_rows(text: str, path: Path) -> _Rows:
 
 
 def _json_list(text: str, path: Path) -> _Rows:
-    try:
-        rows = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"cannot read a JSON list of questions: {error} (at {path})") from error
+    rows = _parsed(text, "a JSON list of questions", path)
     if not isinstance(rows, list):
         raise DataError(f"a .json file of questions must be a list, got {type(rows).__name__} (at {path})")
     return ((number, f"{path}[{number}]", row) for number, row in enumerate(rows))

@@ -38,7 +38,6 @@ def build_from_rows(source: Path, files: Sequence[Path], cache: Path) -> Path:
 
     Args:
         source: File that the user named, or the folder of the files.
-        cache: Folder of the result.
 
     Raises:
         DataError: Two files give one table, a file cannot be read, or the disk is too small.

@@ -71,12 +71,7 @@ def system_text(
 
 
 def turns_left_text(protocol: Protocol, turns_left: int, actions: Sequence[Action], *, is_error: bool) -> str:
-    """Line under a reply for a model that was not trained on this format: what is left to do.
-
-    Args:
-        actions: Actions of the episode.
-        is_error: The reply is an error.
-    """
+    """Line under a reply for a model that was not trained on this format: what is left to do."""
     last = actions[-1]
     is_repeated = bool(last.sql) and any(action.sql == last.sql for action in actions[:-1])
     again = "the same query as before; " if is_repeated else ""

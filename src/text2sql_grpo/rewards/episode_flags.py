@@ -72,10 +72,8 @@ def literals_copied_from_observations(
     and OFFSET are never flagged.
 
     Args:
-        sql: The submitted query.
         question: The question, with its evidence.
         observed: All rows that the model saw.
-        dialect: Name of the SQL in sqlglot.
 
     >>> literals_copied_from_observations(
     ...     "SELECT name FROM t WHERE id = 17", question="Who is the eldest?", observed=[(17, "Ann")]

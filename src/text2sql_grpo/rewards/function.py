@@ -29,9 +29,6 @@ class Results:
     """Outcomes of a question's gold and of the submitted query, run on first access.
 
     Grading ran both, so that they are mostly in the executor's cache.
-
-    Attributes:
-        database: Database of the question.
     """
 
     executor: SQLExecutor
