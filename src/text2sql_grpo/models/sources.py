@@ -54,12 +54,12 @@ def model_folder(path: str) -> str:
     hub_id, revision = split_revision(path)
     if revision is not None:
         return _snapshot(hub_id, revision)
-    is_file = path.endswith(".gguf")
-    if not is_file and (
-        path not in (SMOLLM2, SMOLLM2_HUB_ID) or (path == SMOLLM2_HUB_ID and is_on_hub(path))
-    ):
+    if path.endswith(".gguf"):
+        gguf: Path | None = Path(path)
+    elif path == SMOLLM2 or (path == SMOLLM2_HUB_ID and not is_on_hub(path)):
+        gguf = packaged_gguf()
+    else:
         return path
-    gguf = Path(path) if is_file else packaged_gguf()
     if gguf is not None:
         with needs_extra("gguf", f"the GGUF file {gguf.name}"):
             from text2sql_grpo.models.gguf import converted  # torch, which naming a model does not need
@@ -134,11 +134,12 @@ def check_name(path: str) -> None:
             hint = f"name one of {', '.join(within)}" if within else "it has no config.json"
             raise ModelError(f"no model in the folder {path}: {hint}")
         return
+    if path == SMOLLM2 or Path(path).exists():
+        return
     is_path = name.startswith((".", "/", "~")) or name.count("/") > 1 or name.endswith(".gguf")
     is_path = is_path or (Path(name).parent != Path() and Path(name).parent.exists())
-    if path == SMOLLM2 or Path(path).exists() or (not is_path and _HUB_ID.fullmatch(name)):
-        return
-    if _HUB_ID.fullmatch(name) is None or not isinstance(try_to_load_from_cache(name, "config.json"), str):
+    is_id = _HUB_ID.fullmatch(name) is not None
+    if not is_id or (is_path and not isinstance(try_to_load_from_cache(name, "config.json"), str)):
         raise _missing(path)
 
 
@@ -149,9 +150,9 @@ def _missing(path: str) -> ModelError:
         missing = missing.parent
     parent = missing.parent
     names = sorted(place.name for place in parent.glob("*") if place.is_dir())
-    close = get_close_matches(missing.name, names, n=3, cutoff=0.5) or names[:5] * (
-        missing == given and parent != Path()
-    )
+    close = get_close_matches(missing.name, names, n=3, cutoff=0.5)
+    if not close and missing == given and parent != Path():
+        close = names[:5]
     hint = f"there are {', '.join(str(parent / name) for name in close)}" if close else ""
     if missing.name == "start" and (missing.parent / "config.yaml").is_file():  # a project of `init`
         hint = f"text2sql-grpo merge --adapter data/start --out {missing} makes it"
