@@ -9,8 +9,9 @@ import pytest
 from text2sql_grpo.data.example import Example
 from text2sql_grpo.environment.episode import Action, ActionKind, Episode
 from text2sql_grpo.grading import Verdict
-from text2sql_grpo.rewards import FLAGS, REWARD_FUNCTIONS, Results, episode_flags
-from text2sql_grpo.rewards.functions import schema_items
+from text2sql_grpo.rewards import FLAGS, Results
+from text2sql_grpo.rewards.episode_flags import episode_flags
+from text2sql_grpo.rewards.functions import REWARD_FUNCTIONS, schema_items
 from text2sql_grpo.sql import ExecutionOutcome, SQLExecutor
 
 RIGHT = Verdict(official=True, strict=True, reason="equal", executes=True)

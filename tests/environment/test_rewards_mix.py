@@ -20,7 +20,8 @@ from text2sql_grpo.environment.session import EnvironmentSettings, SQLEnvironmen
 from text2sql_grpo.errors import ConfigError, RunError
 from text2sql_grpo.grading import Grader, Verdict
 from text2sql_grpo.grading.suite import TestSuite
-from text2sql_grpo.rewards import PRESETS, Results, RewardMix
+from text2sql_grpo.rewards import Results, RewardMix
+from text2sql_grpo.rewards.presets import PRESETS
 from text2sql_grpo.sql import SQLExecutor
 
 RIGHT = Verdict(official=True, strict=True, reason="equal", executes=True)

@@ -21,7 +21,6 @@ from text2sql_grpo.environment.session import EnvironmentSettings
 from text2sql_grpo.errors import ConfigError, RewardError, ServerGoneError
 from text2sql_grpo.grading import Grader, Verdict
 from text2sql_grpo.rewards import (
-    REWARD_FUNCTIONS,
     Answer,
     Judge,
     Results,
@@ -30,6 +29,7 @@ from text2sql_grpo.rewards import (
     reward,
     reward_mix,
 )
+from text2sql_grpo.rewards.functions import REWARD_FUNCTIONS
 
 RIGHT = "SELECT staff FROM branch WHERE code = 'LIS-02'"
 WRONG = "SELECT staff FROM branch"
