@@ -59,12 +59,12 @@ def write_gguf(model: Path, out: Path, quantization: Quantization = "q8_0") -> N
     logging.getLogger("gguf").setLevel(logging.ERROR)
     with draft(out) as scratch:
         writer = library.GGUFWriter(scratch, library.MODEL_ARCH_NAMES[architecture])
-        _add_shape(writer, config, model, _TYPES[quantization][1])
+        stored_type, file_type = _TYPES[quantization]
+        _add_shape(writer, config, model, file_type)
         _add_tokenizer(writer, model, tokenizer, config.vocab_size)
         for name, tensor in _tensors(model, config, architecture):
-            kind = _TYPES[quantization][0]
-            if tensor.ndim == 1 or (quantization == "q8_0" and tensor.shape[-1] % 32):
-                kind = library.GGMLQuantizationType.F32
+            is_plain = tensor.ndim == 1 or (quantization == "q8_0" and tensor.shape[-1] % 32)
+            kind = library.GGMLQuantizationType.F32 if is_plain else stored_type
             writer.add_tensor(name, quants.quantize(tensor, kind), raw_dtype=kind)
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
@@ -94,21 +94,14 @@ def _add_shape(writer: Any, config: Any, model: Path, file_type: Any) -> None:
 
 
 def _add_tokenizer(writer: Any, model: Path, tokenizer: Any, size: int) -> None:
-    vocabulary, added = tokenizer.get_vocab(), tokenizer.added_tokens_decoder
-    texts = {number: text for text, number in vocabulary.items()}
-    kinds = []
-    for number in range(size):
-        if number not in texts:
-            kinds.append(library.TokenType.UNUSED)
-        elif number in added:
-            is_special = added[number].special
-            kinds.append(library.TokenType.CONTROL if is_special else library.TokenType.USER_DEFINED)
-        else:
-            kinds.append(library.TokenType.NORMAL)
+    texts = {number: text for text, number in tokenizer.get_vocab().items()}
+    kinds = dict.fromkeys(texts, library.TokenType.NORMAL)
+    for number, token in tokenizer.added_tokens_decoder.items():
+        kinds[number] = library.TokenType.CONTROL if token.special else library.TokenType.USER_DEFINED
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre(_pre_tokenizer(model))
     writer.add_token_list([texts.get(number, f"[PAD{number}]") for number in range(size)])
-    writer.add_token_types(kinds)
+    writer.add_token_types([kinds.get(number, library.TokenType.UNUSED) for number in range(size)])
     special = library.SpecialVocab(model, load_merges=True, n_vocab=size)
     ids = {name: getattr(tokenizer, f"{name}_token_id") for name in ("bos", "eos", "pad")}
     special.special_token_ids = {name: number for name, number in ids.items() if number is not None}
