@@ -108,7 +108,7 @@ class ExamplesOnDisk(Sequence[Example]):
     ) -> None:
         self._database = database
         self._files = [Path(file) for file in files]
-        self._lines = bytearray()  # a `_LINE` for each question
+        self._index = bytearray()  # a `_LINE` for each question
         digests = array("Q")
         num_left_out = 0
         for shard, number, offset, content in _lines(self._files):
@@ -118,7 +118,7 @@ class ExamplesOnDisk(Sequence[Example]):
             if example.id in leave_out:
                 num_left_out += 1
                 continue
-            self._lines += _LINE.pack(shard, number, offset, zlib.crc32(content))
+            self._index += _LINE.pack(shard, number, offset, zlib.crc32(content))
             digest = blake2b(example.id.encode(errors="surrogatepass"), digest_size=8).digest()
             digests.append(int.from_bytes(digest))
         if leave_out:
@@ -126,7 +126,7 @@ class ExamplesOnDisk(Sequence[Example]):
         self._refuse_repeated_ids(digests)
 
     def __len__(self) -> int:
-        return len(self._lines) // _LINE.size
+        return len(self._index) // _LINE.size
 
     @overload
     def __getitem__(self, index: int) -> Example: ...
@@ -143,7 +143,7 @@ class ExamplesOnDisk(Sequence[Example]):
 
     def _question(self, index: int) -> Question:
         start = range(len(self))[index] * _LINE.size  # raises IndexError
-        shard, number, offset, checksum = _LINE.unpack_from(self._lines, start)
+        shard, number, offset, checksum = _LINE.unpack_from(self._index, start)
         path = self._files[shard]
         try:
             with path.open("rb") as file:
