@@ -47,7 +47,9 @@ from text2sql_grpo.environment.tools import ExecutorBackend
 from text2sql_grpo.rollout.chat_format import ChatFormat
 from text2sql_grpo.rollout.engine import Budgets, Policy, SlotPolicy, run
 from text2sql_grpo.rollout.sampling import Sampling
+from text2sql_grpo.sql.hidden import hide
 from text2sql_grpo.sql.outcome import ExecutionOutcome
+from text2sql_grpo.sql.schema import Schema
 
 CALL = '<tool_call>\n{"name": "%s_sql", "arguments": {"sql": "'
 END = '"}}\n</tool_call>'
@@ -312,7 +314,8 @@ def ours(
     chat = ChatFormat(script.tokenizer, tools=TOOLS)
     settings = EnvironmentSettings(protocol="native", instructions=False, max_turns=case.turns)
     tool: Any = SlowTool(case.tool_ms / 1_000)
-    backend = ExecutorBackend(tool, Path("?"), settings.limits, settings.observation)
+    nothing = hide(Schema(()), [])
+    backend = ExecutorBackend(tool, Path("?"), settings.limits, settings.observation, nothing)
 
     def session(text: str) -> SQLSession:
         example = Example(id="?", database="?", question=text, gold_sql="SELECT 1")

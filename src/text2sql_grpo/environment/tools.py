@@ -51,25 +51,24 @@ class ExecutorBackend:
     """Backend that runs `run_sql` on one database, in the executor's worker processes.
 
     Attributes:
-        hidden: Tables and columns that no query may read; None for none.
+        hidden: Tables and columns that no query may read.
     """
 
     executor: SQLExecutor
     database: Database
     limits: Limits
     observation: ObservationLimits
-    hidden: "Hidden | None" = None
+    hidden: "Hidden"
     tools: ClassVar[list[dict[str, Any]]] = TOOLS
 
     def call(self, name: str, arguments: dict[str, Any]) -> ToolResult:
         outcome, advice = self.run(arguments["sql"]), ""
-        if self.hidden and outcome.error:
+        if outcome.error:
             advice = missing_name_advice(self.hidden.schema, arguments["sql"], outcome.error)
         return ToolResult(observation_text(outcome, self.observation), outcome, advice)
 
     def run(self, sql: str) -> ExecutionOutcome:
         """Run a query, unless it reads something hidden."""
-        if self.hidden and (refusal := self.hidden.refusal(sql)):
+        if refusal := self.hidden.refusal(sql):
             return ExecutionOutcome("denied", error=refusal)
-        outcome = self.executor.execute(self.database, sql, limits=self.limits)
-        return self.hidden.shown(sql, outcome) if self.hidden else outcome
+        return self.hidden.shown(sql, self.executor.execute(self.database, sql, limits=self.limits))
