@@ -13,16 +13,14 @@ if TYPE_CHECKING:
 
 _CURRENCY = r"(?:[$€£¥₽₹₺₩]|[A-Z]{2,3}\$?|zł|kr\.?|Kč|Fr\.?)?"
 _AMOUNT = rf"\s*[-+(]?\s*{_CURRENCY}\s*[-+]?\s*(?:BODY)\s*{_CURRENCY}\s*%?\s*[-)]?\s*"
-_POINT = _AMOUNT.replace("BODY", r"\d{1,3}(?:[,\x27\x{2019} ]\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?")
-_COMMA = _AMOUNT.replace("BODY", r"\d{1,3}(?:[.\x27\x{2019} \x{a0}]\d{3})+(?:,\d+)?|\d+(?:,\d+)?")
 _PATTERNS = {
     "code": r"0\d+",
     "thousands": r"-?\d{1,3}(?:\.\d{3})+",
     "either": r"(?:0?[1-9]|1[0-2])[/.-](?:0?[1-9]|1[0-2])[/.-]\d{4}.*",
 }
 _TEXT_PATTERNS = {
-    "1,234.5": _POINT,
-    "1.234,5": _COMMA,
+    "1,234.5": _AMOUNT.replace("BODY", r"\d{1,3}(?:[,\x27\x{2019} ]\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?"),
+    "1.234,5": _AMOUNT.replace("BODY", r"\d{1,3}(?:[.\x27\x{2019} \x{a0}]\d{3})+(?:,\d+)?|\d+(?:,\d+)?"),
     "separated": r".*\d[.,\x27\x{2019} ]\d.*",
     "lettered": ".*[A-Za-z].*",
     "blank": r"\s.*",
@@ -108,10 +106,8 @@ def _tests(name: str, kind: str) -> Iterator[tuple[str, str]]:
 def _change(name: str, kind: str, unmarked: str, *, every: set[str], some: set[str]) -> tuple[str, str]:
     """Change of a column, for the log, or empty, and its SQL.
 
-    Args:
-        unmarked: Type that DuckDB infers without marks of missing values.
-        every: Forms in which all values can be read.
-        some: Forms that at least one value has.
+    Without marks of missing values DuckDB takes it for `unmarked`. All values have each form of `every`, at
+    least one has each form of `some`.
     """
     column = quote_name(name, "duckdb")
     if kind == "VARCHAR" and "code" not in some:
