@@ -4,7 +4,7 @@ import hashlib
 import random
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from text2sql_grpo.data.example import Example
@@ -121,10 +121,15 @@ class Drafter:
         phrases = self.template.phrases
         look = guess = check = None
         if said := picked.get("said"):
-            condition = conditions[0]
+            condition = next(each for each in conditions if each.column is said)
             nouns["value"] = condition.value
             look = _look(said)
-            guess = self._sql(source, picked, [(each.column, each.guess) for each in conditions], k)
+            worded = [column for name, column in picked.items() if name.endswith("said")]
+            guesses = [
+                replace(each, test=f"= {literal(each.value)}") if each.column in worded else each
+                for each in conditions
+            ]
+            guess = self._sql(source, picked, guesses, k)
             if not condition.words:
                 phrases = tuple(phrase for phrase in phrases if "{value}" not in phrase)
         elif (
@@ -136,7 +141,7 @@ class Drafter:
             id="",
             database=self.database.name,
             question=_sentence(rng.choice(phrases).format(**nouns)),
-            gold_sql=self._sql(source, picked, [(each.column, each.test) for each in conditions], k),
+            gold_sql=self._sql(source, picked, conditions, k),
             difficulty=self.template.difficulty,
             family=self.template.family,
             template=self.template.name,
@@ -146,13 +151,13 @@ class Drafter:
         )
         return Draft(example, source.names, is_single="named" in picked and len(source.tables) == 1)
 
-    def _sql(self, source: Source, picked: dict[str, Column], tests: list[tuple[Column, str]], k: str) -> str:
+    def _sql(self, source: Source, picked: dict[str, Column], conditions: list[Condition], k: str) -> str:
         def name(column: Column) -> str:
             return f"{quote_name(column.table)}.{column.sql}" if len(source.tables) > 1 else column.sql
 
         names = {kind: name(column) for kind, column in picked.items()} | {"k": k}
         names["where"] = " AND ".join(
-            f"{name(column)} {test.replace(COLUMN, name(column))}" for column, test in tests
+            f"{name(each.column)} {each.test.replace(COLUMN, name(each.column))}" for each in conditions
         )
         child, parent = source.tables[""].sql, source.tables.get("parent", source.tables[""]).sql
         names |= {"table": source.sql, "join": source.sql, "child": child, "parent": parent}

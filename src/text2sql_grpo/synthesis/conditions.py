@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import MAXYEAR, date, timedelta
+from itertools import chain
 
 from text2sql_grpo.synthesis.nouns import is_plural, vocabulary, with_article
 from text2sql_grpo.synthesis.profile import Value
@@ -13,23 +14,21 @@ from text2sql_grpo.synthesis.roles import plain_text
 from text2sql_grpo.synthesis.words import Column
 from text2sql_grpo.synthesis.words_file import HOLE
 
-_AMOUNTS = (
-    (">", ("above", "greater than", "more than", "over")),
-    ("<", ("below", "less than", "under")),
-    (">=", ("at least",)),
-    ("<=", ("at most",)),
-)
-_COUNTS = (
-    (">", ("more than",)),
-    ("<", ("fewer than",)),
-    (">=", ("at least",)),
-    ("<=", ("at most",)),
-)
-_YEARS = ((">", ("after",)), ("<", ("before",)))
+_AMOUNTS = {
+    ">": ("above", "greater than", "more than", "over"),
+    "<": ("below", "less than", "under"),
+    ">=": ("at least",),
+    "<=": ("at most",),
+}
+_COUNTS = _AMOUNTS | {">": ("more than",), "<": ("fewer than",)}
+_YEARS = {">": ("after",), "<": ("before",)}
+_ONE_DAY = timedelta(days=1)
+_IS_NULL = "IS NULL"
+_MISSING = ("missing", "not recorded", "unknown", "not known")
 MAX_QUOTED_LENGTH = 40
 COLUMN = "\0"
 _UNQUOTED = re.compile('"| [?.,]')  # no sentence keeps them as they are
-_MISSING = ("missing", "not recorded", "unknown", "not known")
+_Test = tuple[str, str]  # SQL behind the column, and words
 
 
 @dataclass(frozen=True)
@@ -38,9 +37,7 @@ class Condition:
 
     Attributes:
         test: SQL text behind the column, with `COLUMN` where it names the column once more.
-        guess: The test with the value as people say it; the same as `test` if that does not differ.
-        literal: SQL literal of the value; empty for IS NULL.
-        value: The value as people say it; empty for IS NULL.
+        value: The value as people say it; for a bound, a date or a pattern the same as `words`.
         words: Text behind "whose salary is"; empty for flags.
         phrases: Texts behind the plural of the row's noun: "with a salary above 20".
         verb: Verb between the noun and `words`.
@@ -48,12 +45,15 @@ class Condition:
 
     column: Column
     test: str
-    guess: str
-    literal: str
     value: str
     words: str
     phrases: tuple[str, ...]
     verb: str = "is "
+
+    @property
+    def literal(self) -> str:
+        """SQL literal of the value; empty for IS NULL."""
+        return "" if self.test == _IS_NULL else self.test.partition(" ")[2]
 
 
 def in_words(
@@ -173,8 +173,6 @@ def _said(column: Column) -> list[Condition]:
         Condition(
             column,
             f"= {literal(value)}",
-            f"= {literal(form)}",
-            literal(value),
             form,
             "" if form in column.clauses else form,
             column.clauses.get(form) or _phrases(column, form) or (f"with the {column.noun} {form}",),
@@ -186,29 +184,29 @@ def _said(column: Column) -> list[Condition]:
 def _text(column: Column) -> list[Condition]:
     clean = [str(value) for value in column.values if value and str(value).strip() == value]
     return [
-        _plain(column, f"= {literal(value)}", value, value, (f"with the {column.noun} {value}",))
-        for value in clean
+        _plain(column, f"= {literal(value)}", value, f"with the {column.noun} {value}") for value in clean
     ]
 
 
-def _plain(column: Column, test: str, value: str, words: str, general: tuple[str, ...]) -> Condition:
-    operand = test.partition(" ")[2]
-    return Condition(column, test, test, operand, value, words, _phrases(column, words) or general)
+def _plain(column: Column, test: str, words: str, *phrases: str) -> Condition:
+    """Condition whose value is said as stored; phrases are the column's own, else the given ones."""
+    return Condition(column, test, words, words, _phrases(column, words) or phrases)
 
 
 def _amount(column: Column) -> list[Condition]:
-    nouns = column.noun.split()
-    is_year = "year" in nouns
     is_count = column.noun.startswith("number of ")
-    operators = _YEARS if is_year else _COUNTS if is_count else _AMOUNTS
+    operators = _YEARS if "year" in column.noun.split() else _COUNTS if is_count else _AMOUNTS
     return [
-        _plain(
-            column, f"{operator} {value}", str(value), f"{word} {value}", (_with(column.noun, word, value),)
-        )
+        _plain(column, f"{operator} {value}", f"{word} {value}", _with(column.noun, word, value))
         for value in thresholds(column.values)
-        for operator, each in operators
-        for word in each
+        for operator, words in operators.items()
+        for word in words
     ]
+
+
+def _range(column: Column) -> list[Condition]:
+    """Amounts, with "is less than 3" instead of "is fewer than 3"."""
+    return [replace(each, words=each.words.replace("fewer", "less")) for each in _amount(column)]
 
 
 def _with(noun: str, word: str, value: Value) -> str:
@@ -225,52 +223,63 @@ def _with(noun: str, word: str, value: Value) -> str:
 
 
 def _date(column: Column) -> list[Condition]:
-    days = [str(value) for value in thresholds(column.values)]
-    months, years = sorted({day[:8] for day in days}), sorted({day[:5] for day in days})
+    """Conditions on days, months and years, test by test; LIKE selects parts of a text."""
+    days, periods = _calendar(column, is_text=True)
+    tests = [*chain.from_iterable(zip(*days, strict=True)), *periods]
+    article = f"with {with_article(column.noun)}"
+    return [_plain(column, test, words, f"{article} {words}") for test, words in tests]
+
+
+def _day(column: Column) -> list[Condition]:
+    """Conditions on days, months and years, which read the same for texts, dates and moments."""
+    days, periods = _calendar(column, is_text=False)
+    return [_plain(column, test, words) for test, words in [*chain.from_iterable(days), *periods]]
+
+
+def _calendar(column: Column, *, is_text: bool) -> tuple[list[list[_Test]], list[_Test]]:
+    """Tests of each day with their words, and tests of months and years."""
+
+    def within(first: date, end: date, text: str) -> str:
+        return f"LIKE '{text}%'" if is_text else f">= '{first}' AND {COLUMN} < '{end}'"
+
+    days = [date.fromisoformat(str(value)) for value in thresholds(column.values)]
     is_day = all(len(str(value)) == 10 for value in column.values)
-    next_day = {day: str(date.fromisoformat(day) + timedelta(days=1)) for day in days}
-    tests = [
-        *(
-            (f"> {literal(day)}" if is_day else f">= {literal(next_day[day])}", f"after {day_words(day)}")
-            for day in days
-        ),
-        *((f"< {literal(day)}", f"before {day_words(day)}") for day in days),
-        *((f">= {literal(day)}", f"on or after {day_words(day)}") for day in days),
-        *(
-            (f"= {literal(day)}" if is_day else f"LIKE {literal(day + '%')}", f"on {day_words(day)}")
-            for day in days
-        ),
-        *((f"LIKE {literal(month + '%')}", f"in {month_words(month)}") for month in months),
-        *((f"LIKE {literal(year + '%')}", f"in {year[:4]}") for year in years),
-    ]
-    return [
-        _plain(column, test, words, words, (f"with {with_article(column.noun)} {words}",))
-        for test, words in tests
-    ]
+    by_day, periods = [], []
+    for day in days:
+        said, next_day = day_words(str(day)), day + _ONE_DAY
+        after = f"> '{day}'" if is_day else f">= '{next_day}'"
+        on = f"= '{day}'" if is_day else within(day, next_day, str(day))
+        tests = [(after, f"after {said}"), (f"< '{day}'", f"before {said}")]
+        tests += [(f">= '{day}'", f"on or after {said}"), (on, f"on {said}" if is_text else said)]
+        by_day.append(tests)
+    for month in sorted({day.replace(day=1) for day in days}):
+        end = (month + 31 * _ONE_DAY).replace(day=1)
+        periods.append((within(month, end, str(month)[:8]), f"in {month_words(str(month))}"))
+    for year in sorted({day.replace(month=1, day=1) for day in days}):
+        end = year.replace(year=year.year + 1)
+        periods.append((within(year, end, str(year)[:5]), f"in {year.year}"))
+    return by_day, periods
 
 
 def _null(column: Column) -> list[Condition]:
     noun = without_unit(column.noun)
     phrases = (f"with no {noun} on record", f"without {with_article(noun)} on record")
-    return [Condition(column, "IS NULL", "IS NULL", "", "", words, phrases) for words in _MISSING]
+    return [Condition(column, _IS_NULL, "", words, phrases) for words in _MISSING]
 
 
 def _category(column: Column) -> list[Condition]:
     if column.roles & {"boolean", "flag"}:
         literals = ("TRUE", "FALSE") if "boolean" in column.roles else ("1", "0")
-        return [
-            _plain(column, f"= {one}", said, said, ())
-            for one, said in zip(literals, ("true", "false"), strict=True)
-        ]
+        return [_plain(column, f"= {literals[0]}", "true"), _plain(column, f"= {literals[1]}", "false")]
     if column.kind != "number":
         return _quoted(column)
-    values = [int(value) for value in column.values]
-    return [_plain(column, f"= {value}", str(value), str(value), ()) for value in values]
+    return [_plain(column, f"= {int(value)}", str(int(value))) for value in column.values]
 
 
 def _quoted(column: Column) -> list[Condition]:
+    """Texts in quotes, those that a question can quote as they are."""
     return [
-        _plain(column, each.test, each.value, f'"{each.value}"', each.phrases)
+        replace(each, words=f'"{each.value}"', phrases=_phrases(column, f'"{each.value}"') or each.phrases)
         for each in _text(column)
         if len(each.value) <= MAX_QUOTED_LENGTH
         and not _UNQUOTED.search(each.value)
@@ -283,60 +292,21 @@ def _named(column: Column) -> list[Condition]:
     return [condition for condition in _quoted(column) if condition.value not in column.repeated]
 
 
-def _day(column: Column) -> list[Condition]:
-    """Conditions on days, months and years, which read the same for texts, dates and moments."""
-    days = [date.fromisoformat(str(value)[:10]) for value in thresholds(column.values)]
-    is_day = all(len(str(value)) == 10 for value in column.values)
-    months = sorted({day.replace(day=1) for day in days})
-    years = sorted({day.replace(month=1, day=1) for day in days})
-    one = timedelta(days=1)
-    found = []
-    for day in days:
-        said = day_words(str(day))
-        after = f"> {literal(str(day))}" if is_day else f">= {literal(str(day + one))}"
-        found += [
-            (after, f"after {said}"),
-            (f"< {literal(str(day))}", f"before {said}"),
-            (f">= {literal(str(day))}", f"on or after {said}"),
-            (f"= {literal(str(day))}" if is_day else _from_to(day, day + one), said),
-        ]
-    found += [
-        (_from_to(month, (month + 31 * one).replace(day=1)), f"in {month_words(str(month))}")
-        for month in months
-    ]
-    found += [(_from_to(year, year.replace(year=year.year + 1)), f"in {year.year}") for year in years]
-    return [_plain(column, test, said, said, ()) for test, said in found]
-
-
-def _from_to(first: date, end: date) -> str:
-    return f">= {literal(str(first))} AND {COLUMN} < {literal(str(end))}"
-
-
-def _range(column: Column) -> list[Condition]:
-    """Amounts, with "is less than 3" instead of "is fewer than 3"."""
-    return [replace(each, words=each.words.replace("fewer", "less")) for each in _amount(column)]
-
-
 def _pattern(column: Column) -> list[Condition]:
     """First letters and words, where LIKE and the case of letters agree."""
     text = "\n".join(map(str, column.values))
     firsts = {str(value)[0] for value in column.values}
+    tests = [
+        (f"{first}%", f'starts with "{first}"') for first in sorted(firsts) if first.swapcase() not in firsts
+    ]
     found = Counter(re.findall(r"[^\W\d_]{4,}", text))
     words = sorted(word for word, count in found.items() if count > 1)
-    clear = [
-        word
+    tests += [
+        (f"%{word}%", f'contains "{word}"')
         for word in words[:: 1 + len(words) // 100]
         if text.count(word) == text.lower().count(word.lower())
     ]
-    tests = [
-        *(
-            (f"{first}%", f'starts with "{first}"')
-            for first in sorted(firsts)
-            if first.swapcase() not in firsts
-        ),
-        *((f"%{word}%", f'contains "{word}"') for word in clear),
-    ]
-    return [replace(_plain(column, f"LIKE {literal(test)}", test, said, ()), verb="") for test, said in tests]
+    return [replace(_plain(column, f"LIKE {literal(test)}", said), verb="") for test, said in tests]
 
 
 CONDITIONS: dict[str, Callable[[Column], list[Condition]]] = {
