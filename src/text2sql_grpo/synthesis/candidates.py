@@ -67,9 +67,7 @@ class Drafter:
         self.sources = [
             source
             for source in sources
-            if set(source.tables) == template.joined
-            and template.fits(source)
-            and all(self._choices(source, slot) for slot in template.slots)
+            if template.fits(source) and all(self._choices(source, slot) for slot in template.slots)
         ]
 
     def _choices(self, source: Source, slot: str) -> list[tuple[Column, list[Condition]]]:
@@ -120,6 +118,7 @@ class Drafter:
         nouns = _nouns(source, picked) | {"where": where, "k": k}
         phrases = self.template.phrases
         look = guess = check = None
+        text = next((picked[kind] for kind in ("text", "category", "named") if kind in picked), None)
         if said := picked.get("said"):
             condition = next(each for each in conditions if each.column is said)
             nouns["value"] = condition.value
@@ -132,9 +131,7 @@ class Drafter:
             guess = self._sql(source, picked, guesses, k)
             if not condition.words:
                 phrases = tuple(phrase for phrase in phrases if "{value}" not in phrase)
-        elif (
-            text := next((picked[kind] for kind in ("text", "category", "named") if kind in picked), None)
-        ) and text.kind == "text":
+        elif text and text.kind == "text":
             value = next(each.value for each in conditions if each.column is text)
             check = f"{_look(text)} WHERE {text.sql} LIKE {literal(f'%{value}%')}"
         example = Example(

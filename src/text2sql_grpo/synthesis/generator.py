@@ -13,15 +13,7 @@ from typing import Any
 from text2sql_grpo.data.databases import WHAT_IS_READ, Databases
 from text2sql_grpo.data.example import Example
 from text2sql_grpo.errors import DataError
-from text2sql_grpo.files import (
-    jsonl_text,
-    read_json,
-    read_jsonl,
-    refuse_edited,
-    sha256,
-    write_json,
-    write_text,
-)
+from text2sql_grpo.files import read_json, read_jsonl, refuse_edited, sha256, write_json, write_jsonl
 from text2sql_grpo.sql import SQLExecutor
 from text2sql_grpo.sql.address import Database as Address
 from text2sql_grpo.synthesis.candidates import Draft, Drafter, Side, stable_number
@@ -178,7 +170,7 @@ def make_questions(
     folder = Path(databases)  # nothing is there of a URL
     beside = folder.resolve().parent / BUNDLED.name
     every = templates(beside if beside.exists() else OWN)
-    taken, files, texts = Taken(on_question=on_question), dict[str, int](), dict[str, str]()
+    taken = Taken(on_question=on_question)
     given = {name: _words_file(found, name, folder, words) for name in found.names()}
     with SQLExecutor() as executor:
         opened = []
@@ -190,19 +182,17 @@ def make_questions(
         splits = {database.split for database in opened}
         question_sets = [one for one in question_sets if one.databases in splits]
         _refuse_others(out, [f"{one.name}.jsonl" for one in question_sets], found.names())
-        for question_set in question_sets:
-            examples = _examples(opened, question_set, taken, every, seed)
-            files[question_set.name] = len(examples)
-            if examples:
-                texts[f"{question_set.name}.jsonl"] = jsonl_text(map(_row, examples))
+        made = {one.name: _examples(opened, one, taken, every, seed) for one in question_sets}
     if not taken.questions:
         raise DataError(
             f"no question can be made of {', '.join(found.names())}: are the tables empty? (at {databases})"
         )
     out.mkdir(parents=True, exist_ok=True)
-    for name, text in texts.items():
-        write_text(out / name, text)
-    write_json(out / MANIFEST, {name: sha256(out / name) for name in texts})
+    paths = {out / f"{name}.jsonl": examples for name, examples in made.items() if examples}
+    for path, examples in paths.items():
+        write_jsonl(path, map(_row, examples))
+    write_json(out / MANIFEST, {path.name: sha256(path) for path in paths})
+    files = {name: len(examples) for name, examples in made.items()}
     wanted = {one.name: one.count for one in question_sets}
     return Made(files, wanted, [report for database in opened for report in _reports(database, taken)])
 
@@ -284,13 +274,10 @@ def _examples(
     used = [database for database in databases if database.split == question_set.databases]
     fitting = [one for one in every if one.is_held_out == question_set.is_held_out_templates]
     is_plain = bool(fitting) and fitting[0].is_plain
+    parts: list[tuple[Database, Template, Sequence[Source]]]
     if is_plain:
-        parts: list[tuple[Database, Template, Sequence[Source]]] = [
-            (database, template, [source])
-            for database in used
-            for source in database.sources
-            for template in fitting
-        ]
+        sources = [(database, source) for database in used for source in database.sources]
+        parts = [(database, template, [source]) for database, source in sources for template in fitting]
     else:
         parts = [(database, template, database.sources) for template in fitting for database in used]
     drafters = (Drafter(*part, side=question_set.side) for part in parts)
@@ -315,9 +302,8 @@ def _balanced(streams: _Streams, question_set: QuestionSet, rng: random.Random) 
     """
     by_table: dict[tuple[str, str], list[Drafter]] = {}
     for drafter in streams:
-        for source in drafter.sources:
-            by_table.setdefault((drafter.database.name, source.tables[""].name), []).append(drafter)
-    n_templates = len({drafter.template.name for some in by_table.values() for drafter in some})
+        by_table.setdefault((drafter.database.name, drafter.sources[0].tables[""].name), []).append(drafter)
+    n_templates = len({drafter.template.name for drafter in streams})
     share = max(MAX_SHARE, 1.5 / max(1, n_templates))
     drawn: list[Example] = []
     counts: Counter[Any] = Counter()
@@ -327,25 +313,25 @@ def _balanced(streams: _Streams, question_set: QuestionSet, rng: random.Random) 
     def path(drafter: Drafter) -> tuple[str, str]:
         return drafter.database.name, drafter.sources[0].sql
 
+    def used(drafter: Drafter) -> tuple[int, float]:
+        return counts[path(drafter)], counts[drafter.template.name] / drafter.template.weight
+
     while len(drawn) < question_set.count:
         cap = max(MIN_EACH, share * (len(drawn) + 1))
-        for table in sorted(order, key=lambda one: counts[one]):
-            open_ones = [each for each in by_table[table] if counts[each.template.name] < cap]
-            open_ones.sort(
-                key=lambda each: (counts[path(each)], counts[each.template.name] / each.template.weight)
-            )
-            for drafter in open_ones:
-                example = next(streams[drafter], None)
-                if example is not None:
-                    break
-                by_table[table].remove(drafter)
-            else:
-                continue
-            drawn.append(example)
-            counts.update((table, path(drafter), drafter.template.name))
-            break
+        waiting = (
+            (table, drafter)
+            for table in sorted(order, key=lambda one: counts[one])
+            for drafter in sorted(by_table[table], key=used)
+            if counts[drafter.template.name] < cap
+        )
+        for table, drafter in waiting:
+            if example := next(streams[drafter], None):
+                drawn.append(example)
+                counts.update((table, path(drafter), drafter.template.name))
+                break
+            by_table[table].remove(drafter)
         else:
-            return drawn
+            break
     return drawn
 
 

@@ -37,17 +37,14 @@ class Template:
     def family(self) -> str:
         return self.name.partition("_")[0]
 
-    @property
-    def joined(self) -> set[str]:
-        """Keys of `Source.tables` that it reads."""
-        return {"", *(slot.rpartition(".")[0] for slot in self.slots)}
-
     def fits(self, source: Source) -> bool:
-        """True if the pattern counts each row once on a source, and can be written with it.
+        """True if the pattern reads the tables of a source, can be written with it, and counts each row once.
 
         Rows that a third table links to many of another are counted once only if it is one of the other.
         """
-        if source.link and any(slot in ("parent.named", "parent.title") for slot in self.slots):
+        if set(source.tables) != {"", *(slot.rpartition(".")[0] for slot in self.slots)}:
+            return False
+        if source.link and {"parent.named", "parent.title"} & set(self.slots):
             others = [slot for slot in self.slots if slot.startswith("parent.")]
             return len(others) == 1 and "{on}" not in self.sql
         return not source.link and ("{on}" not in self.sql or bool(source.on))

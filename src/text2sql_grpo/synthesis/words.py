@@ -260,18 +260,21 @@ def _table_nouns(profile: Profile, words: Words) -> dict[str, str]:
     Of tables with the same noun one that is named so keeps it; the others have their names in quotes.
     """
     given = words.tables
-    nouns = {name: given.get(name, "") for name in profile.tables}
-    for name, one in profile.tables.items():
-        if name not in given and not one.is_link and not _is_bare_link(one.table) and not _is_foreign(one):
-            nouns[name] = table_noun(_rows_name(one.table)) or ""
-    holders = Counter(noun for noun in nouns.values() if noun)
+    nouns = {name: given[name] if name in given else _row_noun(one) for name, one in profile.tables.items()}
+    holders = Counter(filter(None, nouns.values()))
     found = {}
     for name, noun in nouns.items():
-        if noun is None:
-            continue
-        is_clear = holders[noun] == 1 or name in given or singular(identifier_words(name)) == noun
-        found[name] = noun if noun and is_clear else f'"{name}" row'
+        if noun is not None:
+            is_clear = holders[noun] == 1 or name in given or singular(identifier_words(name)) == noun
+            found[name] = noun if noun and is_clear else f'"{name}" row'
     return found
+
+
+def _row_noun(profile: TableProfile) -> str:
+    """Noun of a table's row by names; empty for a row that links others, and for a name that is not read."""
+    if profile.is_link or _is_bare_link(profile.table) or _is_foreign(profile):
+        return ""
+    return table_noun(_rows_name(profile.table)) or ""
 
 
 def _is_bare_link(table: sql_schema.Table) -> bool:
@@ -294,24 +297,26 @@ def _with_words(profile: TableProfile, noun: str, words: Words) -> Table:
     has_flags = sum(set(found.values) == {0, 1} for found in profile.columns.values()) >= MANY_FLAGS
     columns = []
     for declared in table.columns:
-        found = profile.columns.get(declared.name)
-        place = f"{table.name}.{declared.name}"
-        is_key = declared.is_primary_key or declared.name in foreign or declared.name == profile.key
+        name, found = declared.name, profile.columns.get(declared.name)
         if found is None or found.kind is None:
             continue
+        place = f"{table.name}.{name}"
+        is_key = declared.is_primary_key or name in foreign or name == profile.key
         flag = "" if is_key or words.split else _flag_role(declared, found, has_flags)
         phrase = given.get(place)
         if place not in given and is_named:
-            phrase = _column_noun(declared.name, noun, found, is_key=is_key, is_foreign=is_foreign)
-            phrase = flag_noun(declared.name) if flag else phrase
-            if phrase and '"' in phrase and words.split:
-                phrase = None
+            derived = _column_noun(name, noun, found, is_key=is_key, is_foreign=is_foreign)
+            phrase = flag_noun(name) if flag else derived
+            phrase = None if phrase and '"' in phrase and words.split else phrase
         if phrase is None:
             continue
+        roles = (
+            frozenset(["category", flag]) if flag else roles_of(phrase, found, profile.n_read, is_key=is_key)
+        )
         columns.append(
             Column(
                 table=table.name,
-                name=declared.name,
+                name=name,
                 noun=phrase,
                 kind=found.kind,
                 is_key=is_key,
@@ -319,9 +324,7 @@ def _with_words(profile: TableProfile, noun: str, words: Words) -> Table:
                 values=found.values,
                 said=_said(place, phrase, found.values, words),
                 clauses=words.phrases(place),
-                roles=frozenset(["category", flag])
-                if flag
-                else roles_of(phrase, found, profile.n_read, is_key=is_key),
+                roles=roles,
                 repeated=found.repeated or frozenset(),
             )
         )
