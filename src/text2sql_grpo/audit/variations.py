@@ -3,19 +3,14 @@
 from collections.abc import Iterator
 
 from sqlglot import exp
+from sqlglot.optimizer.simplify import Simplifier
 
 from text2sql_grpo.grading.strict import has_top_level_order
 from text2sql_grpo.sql.outcome import ExecutionOutcome
 from text2sql_grpo.sql.query import read_query
 
 MAX_ROWS_WRITTEN = 50
-_MIRRORED: dict[type[exp.Expr], type[exp.Expr]] = {
-    exp.EQ: exp.EQ,
-    exp.GT: exp.LT,
-    exp.LT: exp.GT,
-    exp.GTE: exp.LTE,
-    exp.LTE: exp.GTE,
-}
+_MIRRORED = Simplifier.INVERSE_COMPARISONS | {exp.EQ: exp.EQ}
 
 
 def hard_coded(answer: ExecutionOutcome) -> Iterator[tuple[str, str]]:

@@ -5,8 +5,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from sqlglot import exp
+from sqlglot.optimizer.simplify import Simplifier
 
-from text2sql_grpo.sql.schema import Table
 from text2sql_grpo.synthesis import words
 from text2sql_grpo.synthesis.conditions import day_words, is_calendar_day, superlatives, without_unit
 from text2sql_grpo.synthesis.log_queries import tables_of
@@ -27,17 +27,12 @@ _ARGUMENTS: dict[type[exp.Expr], str] = {
     exp.AggFunc: "this big_int",
     exp.Predicate: "this expression expressions low high negate",
 }
-_AMOUNTS: dict[type[exp.Expr], str] = {
-    exp.GT: "above",
-    exp.LT: "below",
-    exp.GTE: "at least",
-    exp.LTE: "at most",
-}
-_DAYS: dict[type[exp.Expr], str] = {
-    exp.GT: "after",
-    exp.LT: "before",
-    exp.GTE: "on or after",
-    exp.LTE: "on or before",
+# Words of a bound on an amount, and on a day.
+_BOUNDS: dict[type[exp.Expr], tuple[str, str]] = {
+    exp.GT: ("above", "after"),
+    exp.LT: ("below", "before"),
+    exp.GTE: ("at least", "on or after"),
+    exp.LTE: ("at most", "on or before"),
 }
 _AGGREGATES: dict[type[exp.Expr], str] = {
     exp.Avg: "average",
@@ -45,14 +40,7 @@ _AGGREGATES: dict[type[exp.Expr], str] = {
     exp.Max: "highest",
     exp.Min: "lowest",
 }
-_TURNED: dict[type[exp.Expr], type[exp.Expr]] = {
-    exp.GT: exp.LT,
-    exp.LT: exp.GT,
-    exp.GTE: exp.LTE,
-    exp.LTE: exp.GTE,
-    exp.EQ: exp.EQ,
-    exp.NEQ: exp.NEQ,
-}
+_TURNED = Simplifier.INVERSE_COMPARISONS | {exp.EQ: exp.EQ, exp.NEQ: exp.NEQ}
 _PARTS = {"%Y": "year", "YEAR": "year", "%Y-%m": "month (YYYY-MM)"}
 
 
@@ -93,6 +81,7 @@ class _Worded:
             _check(known is None or given <= set(known.split()))
         self._tree = tree
         self._profile = database.profile
+        self._declared = {name: one.table for name, one in database.profile.tables.items()}
         self._tables = tables_of(tree, database.tables)
         self._aliases = {one.alias.lower(): one.this for one in tree.selects if one.alias}
         self._source = self._joined(database)
@@ -101,11 +90,7 @@ class _Worded:
         self._rows = plural(self._row)
 
     def question(self) -> str:
-        """The question.
-
-        Raises:
-            _NoWords: A part has no words.
-        """
+        """The question; raises `_NoWords` if a part has none."""
         group = self._tree.args.get("group")
         selects = [one.unalias() for one in self._tree.selects]
         where = self._where()
@@ -169,9 +154,9 @@ class _Worded:
             text = f"Show each {each} with {_listed(counted, article='the ')}{rows}{where}"
         if having:
             test = having.this
-            _check(type(test) in _AMOUNTS)
-            is_than = f"is {_AMOUNTS[type(test)]} {_number(test.expression)}"
-            text += f", only where the {self._aggregate(test.this)} {is_than}"
+            _check(type(test) in _BOUNDS)
+            bound = f"{_BOUNDS[type(test)][0]} {_number(test.expression)}"
+            text += f", only where the {self._aggregate(test.this)} is {bound}"
         return f"{text}{self._order()}."
 
     def _owner(self, keys: list[exp.Expr], shown: list[exp.Expr]) -> str:
@@ -181,7 +166,7 @@ class _Worded:
         if len(tables) != 1 or len(columns) < len(keys) + len(shown):
             return ""
         name = tables.pop()
-        primary = {one.name for one in self._profile_of(name).columns if one.is_primary_key}
+        primary = {one.name for one in self._declared[name].columns if one.is_primary_key}
         if not primary or not primary <= {self._table(key)[1] for key in keys}:
             return ""
         _check(bool(self._roles[name]))  # else a group is one row
@@ -209,8 +194,7 @@ class _Worded:
                 named = self._column(node.this.expressions[0])
                 return f"number of different {named.owner}{plural(named.column.noun)}"
             table, name = self._table(node.this)
-            found = self._profile_of(table)
-            column = next(one for one in found.columns if one.name == name)
+            column = next(one for one in self._declared[table].columns if one.name == name)
             _check(not self._roles[table] and (column.is_primary_key or not column.is_nullable))
             return f"number of {self._rows}"
         _check(type(node) in _AGGREGATES)
@@ -309,14 +293,15 @@ class _Worded:
             return f"{named.words} {how} ", f'"{text}"'
         if isinstance(right, exp.Column):
             other = self._column(right)
-            _check(kind in _AMOUNTS and column.kind == other.column.kind == "number" and not named.owner)
-            return subject, f"{_AMOUNTS[kind]} the {other.words}"
+            _check(kind in _BOUNDS and column.kind == other.column.kind == "number" and not named.owner)
+            return subject, f"{_BOUNDS[kind][0]} the {other.words}"
         if kind in (exp.EQ, exp.NEQ):
             return subject, ("not " if kind is exp.NEQ else "") + self._value(column, right, is_end=True)
-        _check(kind in _AMOUNTS and column.kind != "text")
+        _check(kind in _BOUNDS and column.kind != "text")
         is_year = "year" in column.noun.split() and kind in (exp.GT, exp.LT)
-        words = _DAYS if column.kind == "date" or is_year else _AMOUNTS
-        return subject, f"{words[kind]} {self._value(column, right, is_end=kind in (exp.GT, exp.LTE))}"
+        amount, day = _BOUNDS[kind]
+        word = day if column.kind == "date" or is_year else amount
+        return subject, f"{word} {self._value(column, right, is_end=kind in (exp.GT, exp.LTE))}"
 
     def _value(self, column: Column, node: exp.Expr, *, is_end: bool = False) -> str:
         """A literal in words; with `is_end`, a day stands for all of it, so that moments are refused."""
@@ -370,7 +355,7 @@ class _Worded:
         found = [
             (table, one.name)
             for table in filter(None, names)
-            for one in self._profile_of(table).columns
+            for one in self._declared[table].columns
             if one.name.lower() == node.name.lower()
         ]
         _check(len(found) == 1)
@@ -383,9 +368,6 @@ class _Worded:
             return selects[int(node.name) - 1].unalias()
         is_alias = isinstance(node, exp.Column) and not node.table
         return self._aliases.get(node.name.lower(), node) if is_alias else node
-
-    def _profile_of(self, table: str) -> Table:
-        return self._profile.tables[table].table
 
     def _joined(self, database: Database) -> Source:
         """Source of the query's tables and joins, each row of whose first table is in it once."""
@@ -446,11 +428,7 @@ def _part(node: exp.Expr) -> tuple[str, exp.Expr] | None:
 
 
 def _number(node: exp.Expr) -> str:
-    """A number as it is written.
-
-    Raises:
-        _NoWords: It is something else.
-    """
+    """A number as it is written; raises `_NoWords` for anything else."""
     sign = "-" if isinstance(node, exp.Neg) else ""
     literal = node.this if sign else node
     _check(isinstance(literal, exp.Literal) and bool(re.fullmatch(r"-?\d+(\.\d+)?", literal.name)))
