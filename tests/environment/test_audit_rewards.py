@@ -10,7 +10,8 @@ import pytest
 
 from tests.databases import make_shop
 from text2sql_grpo.audit.probes import PROBES
-from text2sql_grpo.audit.rewards import Answer, RewardAudit, accepted, refused
+from text2sql_grpo.audit.rewards import Answer, RewardAudit
+from text2sql_grpo.audit.rewards import misjudged as rate
 from text2sql_grpo.audit.variations import rewrites
 from text2sql_grpo.data.databases import Databases
 from text2sql_grpo.data.example import Example
@@ -33,7 +34,7 @@ def grader(executor: SQLExecutor, tmp_path_factory: pytest.TempPathFactory) -> G
 
 
 def misjudged(answers: list[Answer]) -> list[str]:
-    return [answer.name for answer in answers if answer.is_accepted != answer.is_right]
+    return [answer.name for answer in answers if answer.is_misjudged]
 
 
 @pytest.mark.thorough
@@ -79,8 +80,8 @@ def test_probes_beside_official_execution_accuracy(executor: SQLExecutor) -> Non
     wrong = [answer for answer in answers if not answer.is_right]
     right = [answer for answer in answers if answer.is_right]
 
-    assert accepted(wrong).official == 11
-    assert (refused(right).reward, refused(right).official) == (0, 3)
+    assert rate(wrong).official == 11
+    assert (rate(right).reward, rate(right).official) == (0, 3)
     # Without test databases a reward that judges the rows alone cannot know better on one database.
     assert set(misjudged(wrong)) == {
         "nothing for an empty gold",

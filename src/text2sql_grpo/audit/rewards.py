@@ -63,6 +63,11 @@ class Answer:
         """Paid (nearly) as much as the gold; for a right answer: not refused."""
         return self.share is not None and self.share >= (REFUSED_SHARE if self.is_right else PAID_SHARE)
 
+    @property
+    def is_misjudged(self) -> bool:
+        """Paid though wrong, or refused though right."""
+        return self.is_accepted != self.is_right
+
 
 class RewardAudit:
     """Audit of one reward by answers that are known to be right or wrong, graded as in training.
@@ -189,7 +194,7 @@ def _differing(
     """Queries with another result than the gold's on some random variant of its database.
 
     Args:
-        is_like_exact: whether LIKE tells upper from lower case, as on other engines than SQLite.
+        is_like_exact: True if LIKE tells upper from lower case, as on other engines than SQLite.
     """
     wrong: set[str] = set()
     contents = (draw_rows(base, gold, rng) for _ in range(VARIANTS))
@@ -206,7 +211,7 @@ def _differing(
 
 @dataclass(frozen=True)
 class Rate:
-    """Numbers of answers that the reward and the official metric accept, or refuse."""
+    """Numbers of answers that the reward and the official metric misjudge."""
 
     answers: int
     reward: int
@@ -219,13 +224,7 @@ class Rate:
         return asdict(self) | {name: round(share, 4) for name, share in shares.items()}
 
 
-def accepted(answers: Sequence[Answer]) -> Rate:
-    """Count answers accepted by the reward, and by official execution accuracy."""
-    n_official = sum(answer.is_official for answer in answers)
-    return Rate(len(answers), sum(answer.is_accepted for answer in answers), n_official)
-
-
-def refused(answers: Sequence[Answer]) -> Rate:
-    """Count answers refused by the reward, and by official execution accuracy."""
-    rate = accepted(answers)
-    return Rate(rate.answers, rate.answers - rate.reward, rate.answers - rate.official)
+def misjudged(answers: Sequence[Answer]) -> Rate:
+    """Count wrong answers that are accepted and right ones that are refused."""
+    n_official = sum(answer.is_official != answer.is_right for answer in answers)
+    return Rate(len(answers), sum(answer.is_misjudged for answer in answers), n_official)

@@ -153,7 +153,7 @@ def reward(
             "golds": len(examples),
             "golds_left_out": audit.left_out,
             "rates": {name: rate.record() for name, rate in found.items()},
-            "misjudged": [asdict(answer) for answer in answers if answer.is_accepted != answer.is_right],
+            "misjudged": [asdict(answer) for answer in answers if answer.is_misjudged],
             "seconds": seconds,
         }
         print(json_text.dumps(record))

@@ -7,7 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from text2sql_grpo.audit.questions import REASONS, QuestionAudit
-from text2sql_grpo.audit.rewards import Answer, Rate, accepted, refused
+from text2sql_grpo.audit.rewards import Answer, Rate, misjudged
 from text2sql_grpo.reporting.accuracy_tables import figures_table
 
 EXAMPLES_SHOWN = 3
@@ -41,11 +41,10 @@ def show_findings(audit: QuestionAudit, console: Console) -> None:
 
 def rates(answers: Sequence[Answer]) -> dict[str, Rate]:
     """Rates of accepted wrong answers and refused right answers, by their origin."""
-    found = {}
-    for title, origin in _ORIGINS.items():
-        chosen = [answer for answer in answers if (answer.kind, answer.is_right) == origin]
-        found[title] = refused(chosen) if origin[1] else accepted(chosen)
-    return found
+    return {
+        title: misjudged([answer for answer in answers if (answer.kind, answer.is_right) == origin])
+        for title, origin in _ORIGINS.items()
+    }
 
 
 def reward_table(rates: dict[str, Rate]) -> Table:
@@ -61,7 +60,7 @@ def reward_table(rates: dict[str, Rate]) -> Table:
 def show_misjudged(answers: Sequence[Answer], console: Console) -> None:
     """Print some answers that the reward misjudges."""
     for is_right, what in ((False, "paid though wrong"), (True, "refused though right")):
-        found = [a for a in answers if a.is_right == is_right and a.is_accepted != is_right]
+        found = [answer for answer in answers if answer.is_misjudged and answer.is_right == is_right]
         for answer in found[:EXAMPLES_SHOWN]:
             share = "-" if answer.share is None else f"{answer.share:.0%}"
             lines = (
