@@ -70,17 +70,8 @@ def read_log(source: str, database: Database) -> Iterator[Statement]:
         return _exported(_live(str(database)), source)
     if path.is_dir():
         return _dbt_project(path)
-    suffix = path.suffix.lower()
-    if suffix == ".json":
-        try:
-            rows = json.loads("".join(_lines(path)))
-        except (ValueError, RecursionError) as error:
-            raise DataError(f"cannot read the log as JSON: {error} (at {path})") from error
-        return _exported(rows if isinstance(rows, list) else [rows], path)
-    if suffix in (".jsonl", ".ndjson"):
-        return _exported(_json_lines(path), path)
-    if suffix == ".csv":
-        return _exported(_csv_rows(path), path)
+    if reader := _EXPORTS.get(path.suffix.lower()):
+        return _exported(reader(path), path)
     lines = _lines(path)
     head = list(islice(lines, N_LOOKED_AT))
     found = [entry for line in head if (entry := _ENTRY.search(line))]
@@ -199,12 +190,23 @@ def _csv_rows(path: Path) -> Iterator[dict[str, Any]]:
         raise DataError(f"cannot read CSV: {error} (at {path}:{reader.line_num})") from error
 
 
+def _json_rows(path: Path) -> Iterator[Any]:
+    try:
+        rows = json.loads("".join(_lines(path)))
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"cannot read the log as JSON: {error} (at {path})") from error
+    yield from rows if isinstance(rows, list) else [rows]
+
+
 def _json_lines(path: Path) -> Iterator[Any]:
     for number, line in enumerate(_lines(path), start=1):
         try:
             yield json.loads(line) if line.strip() else {"query": ""}
         except (ValueError, RecursionError) as error:
             raise DataError(f"cannot read a JSON object: {error} (at {path}:{number})") from error
+
+
+_EXPORTS = {".csv": _csv_rows, ".json": _json_rows, ".jsonl": _json_lines, ".ndjson": _json_lines}
 
 
 def _exported(rows: Iterable[Any], place: object) -> Iterator[Statement]:
