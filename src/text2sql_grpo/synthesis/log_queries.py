@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 from sqlglot import exp
 
 from text2sql_grpo.grading.gold_result import with_ties_decided
-from text2sql_grpo.sql import SQLExecutor
 from text2sql_grpo.sql.address import parse_address
 from text2sql_grpo.sql.outcome import ExecutionOutcome, Limits
 from text2sql_grpo.sql.query import read_query, without_comments, write_query
@@ -64,7 +63,7 @@ class _LeftOut(Exception):
 
 
 def log_queries(
-    statements: Iterable[Statement], profile: Profile, executor: SQLExecutor, *, seed: int = 0
+    statements: Iterable[Statement], profile: Profile, *, seed: int = 0
 ) -> tuple[list[LoggedQuery], Counter[str]]:
     """Queries of a log that can serve as golds, the most frequent first.
 
@@ -90,7 +89,7 @@ def log_queries(
         shape.n, shape.calls = shape.n + 1, shape.calls + statement.calls
         if len(shape.statements) < N_TRIED:
             shape.statements.append(statement)
-    reader = _Reader(profile, executor, seed)
+    reader = _Reader(profile, seed)
     found: dict[str, LoggedQuery] = {}
     for shape in sorted(shapes.values(), key=lambda one: -one.calls):
         try:
@@ -109,8 +108,8 @@ def log_queries(
 
 
 class _Reader:
-    def __init__(self, profile: Profile, executor: SQLExecutor, seed: int) -> None:
-        self._profile, self._executor, self._seed = profile, executor, seed
+    def __init__(self, profile: Profile, seed: int) -> None:
+        self._profile, self._seed = profile, seed
         self._dialect = parse_address(profile.database).dialect
         self._names = Counter(each.name.lower() for each in profile.schema.relations)
         self._namespaces = {each.name.lower(): each.namespace for each in profile.schema.relations}
@@ -122,11 +121,10 @@ class _Reader:
             _LeftOut: It is something else.
         """
         text = _with_named_parameters(without_comments(statement.sql, self._dialect))
-        tree = read_query(text, self._dialect).tree
+        starts = [found.start() for found in _QUERY_START.finditer(text)]
         # The rest of half a statement may be whole.
-        starts = [found.start() for found in _QUERY_START.finditer(text)] if tree is None else []
-        for start in starts[1:N_TRIED]:
-            tree = tree or read_query(text[start:], self._dialect).tree
+        texts = [text, *(text[start:] for start in starts[1:N_TRIED])]
+        tree = next((tree for one in texts if (tree := read_query(one, self._dialect).tree)), None)
         if tree is None:
             raise _LeftOut("cannot be parsed, such as half a statement")
         if tree.find(*_WRITES_OR_LOCKS):
@@ -223,7 +221,7 @@ class _Reader:
         return self._execute(self._written(tree))
 
     def _execute(self, sql: str) -> ExecutionOutcome:
-        return self._executor.execute(self._profile.database, sql, limits=_LIMITS)
+        return self._profile.executor.execute(self._profile.database, sql, limits=_LIMITS)
 
     def _fill(self, tree: exp.Query, values: tuple[str | None, ...], rng: random.Random) -> None:
         """Put values in the place of parameters: those of the log, else stored ones.
@@ -256,9 +254,9 @@ class _Reader:
         if not isinstance(parent, exp.Predicate):
             return ()
         for column in parent.find_all(exp.Column):
-            for name in [owners.get(column.table.lower(), "")] if column.table else owners.values():
-                profile = self._profile.tables.get(name or "")
-                for known, stored in profile.columns.items() if profile else ():
+            names = [owners.get(column.table.lower(), "")] if column.table else owners.values()
+            for profile in filter(None, map(self._profile.tables.get, names)):
+                for known, stored in profile.columns.items():
                     if known.lower() == column.name.lower():
                         return stored.values
         return ()

@@ -72,7 +72,7 @@ def questions_of_logs(
         statements = chain.from_iterable([read_log(source, address) for source in logs])
         profile = Profile(executor, address)
         database = with_words(profile, name, read_words(words), place=words)
-        queries, reasons = log_queries(statements, profile, executor, seed=seed)
+        queries, reasons = log_queries(statements, profile, seed=seed)
     for number, query in enumerate(queries):
         question = question_of(query.tree, database) or ""
         question = "" if question in asked else question

@@ -102,6 +102,7 @@ class Profile:
         hidden: Names of the tables and columns that are hidden.
         unmatched: Patterns of what to hide that name nothing here.
         ambiguous: Tables that are left out, as another one has their name, which finds that one or none.
+        executor: Runs its queries.
         native: A query of SQLite in the SQL of the database; None if it cannot be said there.
     """
 
@@ -112,7 +113,7 @@ class Profile:
             DataError: The database cannot be read.
         """
         self.database = database
-        self._executor = executor
+        self.executor = executor
         self._engine = parse_address(database).engine
         self.native = cache(self._native)
         schema = read_schema(database)
@@ -141,7 +142,7 @@ class Profile:
         native = self.native(sql)
         if native is None:
             return None
-        outcome = self._executor.execute(self.database, native, limits=_GOLD)
+        outcome = self.executor.execute(self.database, native, limits=_GOLD)
         if outcome.status == "timeout":
             raise TimeoutError(f"a query takes more than {TIMEOUT_S:g} s: {native}")
         return outcome.rows if outcome.is_ok and not outcome.is_truncated else None
@@ -165,7 +166,7 @@ class Profile:
         listed = ", ".join(quote_name(one.name, self.schema.dialect) for one in columns) or "1"
         n_rows = table.n_rows
         if table.has_more_rows:
-            counted = self._executor.execute(self.database, f"SELECT COUNT(*) FROM {name}", limits=_GOLD)
+            counted = self.executor.execute(self.database, f"SELECT COUNT(*) FROM {name}", limits=_GOLD)
             n_rows = int(str(counted.rows[0][0])) if counted.is_ok else n_rows
         if n_rows > SAMPLE_ROWS:
             spread = self._engine.sample_sql.format(
@@ -175,11 +176,11 @@ class Profile:
                 percent=round(100 * SAMPLE_ROWS / n_rows, 3),
                 n=SAMPLE_ROWS,
             )
-            outcome = self._executor.execute(self.database, spread, limits=_SAMPLE)
+            outcome = self.executor.execute(self.database, spread, limits=_SAMPLE)
             if outcome.is_ok and outcome.rows:
                 return outcome.rows, n_rows
         first = f"SELECT {listed} FROM {name} LIMIT {SAMPLE_ROWS}"
-        outcome = self._executor.execute(self.database, first, limits=_SAMPLE)
+        outcome = self.executor.execute(self.database, first, limits=_SAMPLE)
         if not outcome.is_ok:
             raise DataError(f"cannot read the table {table.name!r}: {outcome.error} (of {self.database})")
         return outcome.rows, n_rows
