@@ -20,7 +20,7 @@ from text2sql_grpo.data.example import Example
 from text2sql_grpo.environment.observation import ObservationLimits, observation_text
 from text2sql_grpo.files import read_jsonl, write_jsonl, write_text
 from text2sql_grpo.grading import Grader
-from text2sql_grpo.grading.base_sample import TableSample, quoted, read_sample
+from text2sql_grpo.grading.base_sample import quoted, read_sample
 from text2sql_grpo.grading.gold_query import GoldQuery
 from text2sql_grpo.grading.gold_result import GoldResult, have_one_result
 from text2sql_grpo.grading.materialise import materialise
@@ -28,7 +28,7 @@ from text2sql_grpo.grading.perturb import draw_rows
 from text2sql_grpo.sql.executor import SQLExecutor
 from text2sql_grpo.sql.outcome import Cell
 from text2sql_grpo.sql.query import literals, read_query
-from text2sql_grpo.sql.schema import Table, read_schema
+from text2sql_grpo.sql.schema import read_schema
 
 MIN_SHARE = 0.7  # of a question's answers, in one class
 MIN_ANSWERS = 4
@@ -178,7 +178,7 @@ def _suspect(
     small, tables = database, list[str]()
 
     def small_differ() -> bool:
-        gold, other = (GoldResult.of(executor, small, sql, limits=None) for sql in (golds[0], answer))
+        gold, other = (GoldResult.of(executor, small, sql) for sql in (golds[0], answer))
         return _finds_something(other) and _differ(gold, other)
 
     if differing:
@@ -186,7 +186,7 @@ def _suspect(
         smallest = min(finding or differing, key=lambda path: path.stat().st_size)
         small = smallest.with_suffix(".small")
         small.write_bytes(smallest.read_bytes())
-        tables = _tables(read_schema(small).tables, (golds[0], answer))
+        tables = _named_tables((one.name for one in read_schema(small).tables), (golds[0], answer))
         _leave_out_rows(small, tables, small_differ)
     shown = [golds[0], answer, *(f"SELECT * FROM {quoted(name)}" for name in tables)]
     outcomes = executor.execute_many([(small, sql) for sql in shown])
@@ -215,11 +215,11 @@ def _finds_something(result: GoldResult) -> bool:
     return result.is_usable and any(cell not in (None, 0) for row in result.outcome.rows for cell in row)
 
 
-def _tables(tables: Iterable[Table | TableSample], sqls: Iterable[str]) -> list[str]:
-    """Names of the tables that a query names."""
+def _named_tables(names: Iterable[str], sqls: Iterable[str]) -> list[str]:
+    """Tables that one of the queries names."""
     trees = [tree for tree in (read_query(sql).tree for sql in sqls) if tree is not None]
     read = {table.name.lower() for tree in trees for table in tree.find_all(exp.Table)}
-    return [table.name for table in tables if table.name.lower() in read]
+    return [name for name in names if name.lower() in read]
 
 
 def _write_variants(database: Path, answers: Sequence[str], folder: Path) -> list[Path]:
@@ -229,7 +229,7 @@ def _write_variants(database: Path, answers: Sequence[str], folder: Path) -> lis
         is_small = isinstance(value, int | float) and abs(value) < LARGEST_LITERAL
         if is_small or (isinstance(value, str) and value.isprintable()):  # no lone surrogates
             planted[value] = None
-    tables = _tables(base.tables.values(), answers)
+    tables = _named_tables(base.tables, answers)
     columns = [(name, column) for name in tables for column in base.tables[name].columns]
     seeds = GoldQuery(
         tree=exp.select("1"),
