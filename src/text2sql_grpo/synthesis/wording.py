@@ -34,12 +34,7 @@ _BOUNDS: dict[type[exp.Expr], tuple[str, str]] = {
     exp.GTE: ("at least", "on or after"),
     exp.LTE: ("at most", "on or before"),
 }
-_AGGREGATES: dict[type[exp.Expr], str] = {
-    exp.Avg: "average",
-    exp.Sum: "total",
-    exp.Max: "highest",
-    exp.Min: "lowest",
-}
+_ADDED: dict[type[exp.Expr], str] = {exp.Avg: "average", exp.Sum: "total"}
 _TURNED = Simplifier.INVERSE_COMPARISONS | {exp.EQ: exp.EQ, exp.NEQ: exp.NEQ}
 _PARTS = {"%Y": "year", "YEAR": "year", "%Y-%m": "month (YYYY-MM)"}
 
@@ -197,18 +192,18 @@ class _Worded:
             column = next(one for one in self._declared[table].columns if one.name == name)
             _check(not self._roles[table] and (column.is_primary_key or not column.is_nullable))
             return f"number of {self._rows}"
-        _check(type(node) in _AGGREGATES)
-        word = _AGGREGATES[type(node)]
+        word = _ADDED.get(type(node), "")
+        _check(bool(word) or type(node) in (exp.Max, exp.Min))
         if isinstance(node.this, exp.Mul):
-            _check(word in ("average", "total"))
+            _check(bool(word))
             sides = [self._column(side) for side in (node.this.this, node.this.expression)]
             _check(all(not one.owner and one.column.kind == "number" for one in sides))
             return f"{word} of {' times '.join(one.words for one in sides)}"
         named = self._column(node.this)
-        is_added = isinstance(node, exp.Avg | exp.Sum)
-        _check(not named.owner and named.column.kind in (("number",) if is_added else ("number", "date")))
-        if not is_added:
-            word = superlatives(named.column)[0 if isinstance(node, exp.Max) else 1]
+        _check(not named.owner and named.column.kind in (("number",) if word else ("number", "date")))
+        if not word:
+            highest, lowest = superlatives(named.column)
+            word = highest if isinstance(node, exp.Max) else lowest
         if named.words.startswith("total") and word == "total":
             return f"sum of the {plural(named.words)}"
         return f"{word} {named.words}"
