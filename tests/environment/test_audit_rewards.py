@@ -10,9 +10,8 @@ import pytest
 
 from tests.databases import make_shop
 from text2sql_grpo.audit.probes import PROBES
-from text2sql_grpo.audit.rewards import Answer, RewardAudit
+from text2sql_grpo.audit.rewards import Answer, RewardAudit, rewrites
 from text2sql_grpo.audit.rewards import misjudged as rate
-from text2sql_grpo.audit.variations import rewrites
 from text2sql_grpo.data.databases import Databases
 from text2sql_grpo.data.example import Example
 from text2sql_grpo.grading import Grader

@@ -11,9 +11,11 @@ from pathlib import Path
 from random import Random
 from typing import Literal
 
+from sqlglot import exp
+from sqlglot.optimizer.simplify import Simplifier
+
 from text2sql_grpo.audit.mutations import mutants
 from text2sql_grpo.audit.probes import PROBES, SCRIPT
-from text2sql_grpo.audit.variations import hard_coded, rewrites
 from text2sql_grpo.data.databases import Databases, cache_folder
 from text2sql_grpo.data.example import Example
 from text2sql_grpo.environment.episode import Action, Episode
@@ -24,10 +26,12 @@ from text2sql_grpo.grading.materialise import run_gold
 from text2sql_grpo.grading.mirror import Translator
 from text2sql_grpo.grading.perturb import draw_rows
 from text2sql_grpo.grading.search import drawn_databases
+from text2sql_grpo.grading.strict import has_top_level_order
 from text2sql_grpo.rewards import Judge, RewardMix
 from text2sql_grpo.sql.address import Database, parse_address
 from text2sql_grpo.sql.executor import SQLExecutor
-from text2sql_grpo.sql.outcome import Row
+from text2sql_grpo.sql.outcome import ExecutionOutcome, Row
+from text2sql_grpo.sql.query import read_query
 
 Kind = Literal["probe", "mutant", "hard-coded", "rewrite"]
 
@@ -36,6 +40,8 @@ REFUSED_SHARE = 0.5  # of the gold's reward, below which a right answer counts a
 MUTANTS_PER_GOLD = 12
 VARIANTS = 12  # random databases; a query that differs from the gold on one of them is wrong
 FAILING = "SELECT no_such_column FROM no_such_table"
+MAX_ROWS_WRITTEN = 50  # of a gold's result, in a hard-coded answer
+_TURNED = Simplifier.INVERSE_COMPARISONS | {exp.EQ: exp.EQ}
 
 
 @dataclass(frozen=True)
@@ -228,3 +234,46 @@ def misjudged(answers: Sequence[Answer]) -> Rate:
     """Count wrong answers that are accepted and right ones that are refused."""
     n_official = sum(answer.is_official != answer.is_right for answer in answers)
     return Rate(len(answers), sum(answer.is_misjudged for answer in answers), n_official)
+
+
+def hard_coded(answer: ExecutionOutcome) -> Iterator[tuple[str, str]]:
+    """Name and SQL of queries that return the gold's rows without reading the database.
+
+    >>> [sql for _, sql in hard_coded(ExecutionOutcome("ok", ("a", "b"), ((3, "x"), (4, None))))]
+    ["VALUES (3, 'x'), (4, NULL)", "SELECT 3, 'x' UNION ALL SELECT 4, NULL"]
+    >>> [sql for _, sql in hard_coded(ExecutionOutcome("ok", ("a", "b")))]
+    ['SELECT 1, 1 WHERE 1 = 0']
+    """
+    if len(answer.rows) > MAX_ROWS_WRITTEN:
+        return
+    if not answer.rows:
+        yield "no rows", f"SELECT {', '.join(['1'] * len(answer.columns))} WHERE 1 = 0"
+        return
+    rows = [", ".join(exp.convert(cell).sql("sqlite") for cell in row) for row in answer.rows]
+    yield "VALUES", "VALUES " + ", ".join(f"({row})" for row in rows)
+    yield "UNION", " UNION ALL ".join(f"SELECT {row}" for row in rows)
+
+
+def rewrites(gold_sql: str, dialect: str = "sqlite") -> Iterator[tuple[str, str]]:
+    """Name and SQL of queries equivalent to the gold.
+
+    >>> dict(rewrites("SELECT a FROM t WHERE b = 3"))["sides swapped"]
+    'SELECT a FROM t WHERE 3 = b'
+    """
+    plain = gold_sql.rstrip().rstrip(";")
+    yield "comments", f"/* the answer */ {plain} -- done"
+    tree = read_query(gold_sql, dialect).tree
+    if not isinstance(tree, exp.Query):
+        return
+    yield "formatted", tree.sql(dialect, pretty=True, normalize_functions="lower")
+    if not has_top_level_order(gold_sql, dialect):
+        yield "CTE", f"WITH answer AS ({plain}) SELECT * FROM answer"
+        yield "subquery", f"SELECT * FROM ({plain}) AS answer"
+    compared = [
+        node for node in tree.find_all(*_TURNED) if isinstance(node.expression, exp.Literal | exp.Subquery)
+    ]
+    for node in compared:
+        turned = _TURNED[type(node)]
+        node.replace(turned(this=node.expression.copy(), expression=node.this.copy()))
+    if compared:
+        yield "sides swapped", tree.sql(dialect)
