@@ -3,7 +3,7 @@
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Literal
@@ -125,9 +125,9 @@ class Profile:
         ]
         self.ambiguous = tuple(table for table in self.schema.tables if table not in found_by_name)
         self.tables = {table.name: self._table(table) for table in found_by_name}
-        for name, keys in self._mined_keys().items():
+        for name, key in list(self._mined_keys()):
             profile = self.tables[name]
-            table = replace(profile.table, foreign_keys=(*profile.table.foreign_keys, *keys))
+            table = replace(profile.table, foreign_keys=(*profile.table.foreign_keys, key))
             self.tables[name] = replace(profile, table=table)
 
     def _native(self, sql: str) -> str | None:
@@ -206,15 +206,14 @@ class Profile:
         except TimeoutError:
             return False
 
-    def _mined_keys(self) -> dict[str, list[ForeignKey]]:
-        """Foreign keys that the schema does not declare, by table.
+    def _mined_keys(self) -> Iterator[tuple[str, ForeignKey]]:
+        """Foreign keys that the schema does not declare, each with its table.
 
         A column is taken for one if another table has a column without repeats of the same name, or of the
         name without that table's, and holds each of its values; if two tables do, for none. In a database
         that declares no foreign key, as of CSV files, names may also be no key's, and the texts of a
         column with repeats may refer to the first column of a table, whatever the names.
         """
-        found: dict[str, list[ForeignKey]] = {}
         declares = any(table.foreign_keys for table in self.schema.tables)
         targets = [
             (name, column)
@@ -225,9 +224,7 @@ class Profile:
         for name, profile in self.tables.items():
             declared = {column for key in profile.table.foreign_keys for column in key.columns}
             declared |= {key[0] for key in profile.table.keys if len(key) == 1}
-            for column in profile.columns:
-                if column in declared:
-                    continue
+            for column in (each for each in profile.columns if each not in declared):
                 fitting = [
                     (other, key)
                     for other, key in targets
@@ -241,8 +238,7 @@ class Profile:
                 if len(fitting) == 1:
                     other, key = fitting[0]
                     namespace = self.tables[other].table.namespace
-                    found.setdefault(name, []).append(ForeignKey((column,), other, (key,), namespace))
-        return found
+                    yield name, ForeignKey((column,), other, (key,), namespace)
 
     def _looks_like(self, table: str, column: str, other: str, key: str) -> bool:
         """True if equal names, or the sampled texts, make a column look like a foreign key."""

@@ -272,14 +272,11 @@ def _table_nouns(profile: Profile, words: Words) -> dict[str, str]:
 
 def _row_noun(profile: TableProfile) -> str:
     """Noun of a table's row by names; empty for a row that links others, and for a name that is not read."""
-    if profile.is_link or _is_bare_link(profile.table) or _is_foreign(profile):
+    foreign = {name for key in profile.table.foreign_keys for name in key.columns}
+    is_bare = len(foreign) > 1 and foreign >= {column.name for column in profile.table.columns}
+    if profile.is_link or is_bare or _is_foreign(profile):
         return ""
     return table_noun(_rows_name(profile.table)) or ""
-
-
-def _is_bare_link(table: sql_schema.Table) -> bool:
-    foreign = {name for key in table.foreign_keys for name in key.columns}
-    return len(foreign) > 1 and foreign >= {column.name for column in table.columns}
 
 
 def _is_foreign(profile: TableProfile) -> bool:
