@@ -59,7 +59,7 @@ def _operators(gold: GoldQuery, schema: Schema) -> Iterator[Operator]:
     yield "join", (exp.Join,), _join
     yield "join_dropped", (exp.Select,), _join_dropped
     yield "set_operation", (exp.SetOperation,), _set_operation
-    yield "order", (exp.Ordered,), lambda node: [_turned(node)]
+    yield "order", (exp.Ordered,), _turned
     yield "order", (exp.Order, exp.Limit), lambda node: [None]
     yield "limit", (exp.Select,), _limit
     yield "group", (exp.Group,), _group
@@ -67,9 +67,9 @@ def _operators(gold: GoldQuery, schema: Schema) -> Iterator[Operator]:
     yield "condition_added", (exp.Select,), lambda node: condition_added(node, gold)
 
 
-def _turned(node: exp.Expr) -> exp.Expr:
+def _turned(node: exp.Expr) -> list[exp.Expr | None]:
     is_descending = not node.args.get("desc")
-    return with_args(node, desc=is_descending, nulls_first=not is_descending)
+    return [with_args(node, desc=is_descending, nulls_first=not is_descending)]
 
 
 def _literal(node: exp.Expr) -> list[exp.Expr | None]:
@@ -143,13 +143,12 @@ def _set_operation(node: exp.Expr) -> list[exp.Expr | None]:
 
 
 def _limit(node: exp.Expr) -> list[exp.Expr | None]:
+    assert isinstance(node, exp.Select)
     limit = node.args.get("limit")
     if limit is None:
-        return [with_args(node, limit=exp.Limit(expression=exp.Literal.number(1)))]
+        return [node.limit(1)]
     value = literal_value(limit.expression)
-    if not isinstance(value, int):
-        return []
-    return [with_args(node, limit=exp.Limit(expression=exp.Literal.number(value + step))) for step in (1, 2)]
+    return [node.limit(value + step) for step in (1, 2)] if isinstance(value, int) else []
 
 
 def _group(node: exp.Expr) -> list[exp.Expr | None]:
@@ -170,10 +169,7 @@ def _constants(gold: GoldQuery, schema: Schema, run: Run) -> Iterator[str]:
             continue
         copy = tree.copy()
         target = next(islice(copy.find_all(exp.Subquery, exp.In), index, None))
-        if isinstance(node, exp.In):
-            target.replace(exp.In(this=node.this.copy(), expressions=values))
-        else:
-            target.replace(values[0])
+        target.replace(node.this.isin(*values) if isinstance(node, exp.In) else values[0])
         yield copy.sql("sqlite")
     if isinstance(tree, exp.Select) and tree.args.get("group") is None and tree.args.get("from_") is not None:
         yield from _key_constants(tree, schema, run)
@@ -190,14 +186,9 @@ def _key_constants(tree: exp.Select, schema: Schema, run: Run) -> Iterator[str]:
         if len(key) != 1:
             continue
         column = exp.column(key[0], table=source.alias_or_name, quoted=True)
-        listing = tree.copy()
-        listing.set("expressions", [column])
-        listing.set("distinct", None)
-        values = _values(run(listing.sql("sqlite")))
-        if values:
-            answer = tree.copy()
-            answer.set("where", exp.Where(this=exp.In(this=column.copy(), expressions=values)))
-            yield answer.sql("sqlite")
+        listing = tree.select(column, append=False).distinct(distinct=False)
+        if values := _values(run(listing.sql("sqlite"))):
+            yield tree.where(column.isin(*values), append=False).sql("sqlite")
 
 
 def _values(rows: Sequence[Row] | None) -> list[exp.Expr]:
