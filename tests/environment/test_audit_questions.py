@@ -42,7 +42,7 @@ def ask(id: str, gold_sql: str = "SELECT a FROM t", question: str | None = None,
 
 def audit(databases: Databases, executor: SQLExecutor, *questions: Question, **options: Any) -> QuestionAudit:
     environment = SQLEnvironment(databases, executor, EnvironmentSettings())
-    return audit_questions(questions, databases, executor, environment, **options)
+    return audit_questions(questions, environment, **options)
 
 
 def found(result: QuestionAudit) -> list[tuple[str, str, str]]:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from text2sql_grpo.audit.gold_stability import open_results
-from text2sql_grpo.data.databases import Databases
 from text2sql_grpo.data.example import Example, folded
 from text2sql_grpo.data.loading import GOLDS_PER_BATCH
 from text2sql_grpo.data.question_rows import Question
@@ -79,8 +78,6 @@ class QuestionAudit:
 
 def audit_questions(
     questions: Sequence[Question],
-    databases: Databases,
-    executor: SQLExecutor,
     environment: SQLEnvironment,
     *,
     others: Mapping[str, Sequence[Question]] | None = None,
@@ -92,6 +89,7 @@ def audit_questions(
     """Run every gold and compare every question; a broken question never stops the audit.
 
     Args:
+        environment: Has their databases, runs the golds and writes the prompts.
         others: Questions of other splits, by the name of their file, which should share none.
         suite: Makes the test databases of each gold query; None leaves out the reason `gap`.
         slow_s: A gold that takes longer is `slow`.
@@ -101,13 +99,13 @@ def audit_questions(
     known: list[Question] = []
     for question in questions:
         try:
-            databases.address(question.example.database)
+            environment.databases.address(question.example.database)
             known.append(question)
         except DataError as error:
             findings.append(_finding(question, "error", str(error)))
     for start in range(0, len(known), GOLDS_PER_BATCH):
         batch = known[start : start + GOLDS_PER_BATCH]
-        findings += _gold_findings(batch, databases, executor, suite, slow_s)
+        findings += _gold_findings(batch, environment, suite, slow_s)
     findings += _copies(questions)
     findings += _leaks(questions, others or {})
     findings += _long_prompts(known, environment, max_prompt_tokens)
@@ -137,14 +135,11 @@ def _finding(question: Question, reason: str, detail: str) -> Finding:
 
 
 def _gold_findings(
-    questions: Sequence[Question],
-    databases: Databases,
-    executor: SQLExecutor,
-    suite: TestSuite | None,
-    slow_s: float,
+    questions: Sequence[Question], environment: SQLEnvironment, suite: TestSuite | None, slow_s: float
 ) -> Iterator[Finding]:
+    executor = environment.executor
     asked = [
-        (question, (databases.address(question.example.database), sql))
+        (question, (environment.databases.address(question.example.database), sql))
         for question in questions
         for sql in (question.example.gold_sql, *question.example.other_golds)
     ]

@@ -74,8 +74,6 @@ def data(
             write_suspects(suspects, found)
         audit = audit_questions(
             questions,
-            databases,
-            executor,
             SQLEnvironment(databases, executor, settings, hide=run.data.hide if run else ()),
             others={str(path): read_questions(path, database=database) for path in against or ()},
             suite=grader.suite,
