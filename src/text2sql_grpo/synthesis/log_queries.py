@@ -111,8 +111,9 @@ class _Reader:
     def __init__(self, profile: Profile, seed: int) -> None:
         self._profile, self._seed = profile, seed
         self._dialect = parse_address(profile.database).dialect
-        self._names = Counter(each.name.lower() for each in profile.schema.relations)
-        self._namespaces = {each.name.lower(): each.namespace for each in profile.schema.relations}
+        self._namespaces: dict[str, list[str]] = {}
+        for each in profile.schema.relations:
+            self._namespaces.setdefault(each.name.lower(), []).append(each.namespace)
 
     def tree(self, statement: Statement) -> tuple[exp.Query, str]:
         """Tree of a read-only query with bare names of tables, and its text without literals.
@@ -135,13 +136,13 @@ class _Reader:
         tables = [each for each in tree.find_all(exp.Table) if each.db or each.name.lower() not in named]
         if not tables:
             raise _LeftOut("reads no table")
-        if any(self._names[each.name.lower()] == 0 for each in tables):
-            raise _LeftOut("tables that the database lacks")
         for each in tables:
-            if self._names[each.name.lower()] == 1:  # as a dbt project or another server qualifies it
-                namespace = self._namespaces[each.name.lower()]
+            namespaces = self._namespaces.get(each.name.lower(), [])
+            if not namespaces:
+                raise _LeftOut("tables that the database lacks")
+            if len(namespaces) == 1:  # as a dbt project or another server qualifies it
                 each.set("catalog", None)
-                each.set("db", exp.to_identifier(namespace) if namespace else None)
+                each.set("db", exp.to_identifier(namespaces[0] or None))
         return tree, self._written(_without_literals(tree))
 
     def gold(self, statements: list[Statement]) -> tuple[str, exp.Query]:
