@@ -6,7 +6,7 @@ import sqlite3
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
 from random import Random
@@ -151,8 +151,7 @@ def _suspect(
     folder: Path,
 ) -> Record | None:
     golds = (example.gold_sql, *example.other_golds)
-    judged_right = {s["final_sql"] for s in samples if s.get("strict") and s["gold_sql"] == golds[0]}
-    right = {*golds, *judged_right}
+    right = {s["final_sql"] for s in samples if s.get("strict") and s["gold_sql"] == golds[0]} | set(golds)
     counts = Counter(sample["final_sql"] for sample in samples if sample["final_sql"])
     common = [sql for sql, _ in counts.most_common(MAX_TEXTS)]
     texts = [sql for sql in common if _finds_something(grader.gold_result(database, sql))]
@@ -174,20 +173,7 @@ def _suspect(
     found = alike(answer, texts, places)
     if alike(answer, golds, places) or share(found) < MIN_SHARE or right & {*found}:
         return None
-    differing = [place for place in variants if differ(place, golds[0], answer)]
-    small, tables = database, list[str]()
-
-    def small_differ() -> bool:
-        gold, other = (GoldResult.of(executor, small, sql) for sql in (golds[0], answer))
-        return _finds_something(other) and _differ(gold, other)
-
-    if differing:
-        finding = [p for p in differing if _finds_something(grader.gold_result(p, answer))]
-        smallest = min(finding or differing, key=lambda path: path.stat().st_size)
-        small = smallest.with_suffix(".small")
-        small.write_bytes(smallest.read_bytes())
-        tables = _named_tables((one.name for one in read_schema(small).tables), (golds[0], answer))
-        _leave_out_rows(small, tables, small_differ)
+    small, tables = _small_database(database, variants, golds[0], answer, executor, grader)
     shown = [golds[0], answer, *(f"SELECT * FROM {quoted(name)}" for name in tables)]
     outcomes = executor.execute_many([(small, sql) for sql in shown])
     gold_result, answer_result, *rows = (observation_text(outcome, SHOWN) for outcome in outcomes)
@@ -205,6 +191,35 @@ def _suspect(
         "answer_result": answer_result,
         "tables": dict(zip(tables, rows, strict=True)),
     }
+
+
+def _small_database(
+    database: Path, variants: Sequence[Path], gold: str, answer: str, executor: SQLExecutor, grader: Grader
+) -> tuple[Path, list[str]]:
+    """Variant on which gold and answer differ, without the rows that this does not need, and its tables.
+
+    The database itself and no tables if they differ on no variant.
+    """
+    results = {place: [grader.gold_result(place, sql) for sql in (gold, answer)] for place in variants}
+    differing = [place for place, (known, other) in results.items() if _differ(known, other)]
+    if not differing:
+        return database, []
+    finding = [place for place in differing if _finds_something(results[place][1])]
+    smallest = min(finding or differing, key=lambda path: path.stat().st_size)
+    small = smallest.with_suffix(".small")
+    small.write_bytes(smallest.read_bytes())
+    tables = _named_tables((one.name for one in read_schema(small).tables), (gold, answer))
+    with closing(sqlite3.connect(small)) as connection:
+        for name in map(quoted, tables):
+            with suppress(sqlite3.Error):  # a table without rowid stays whole
+                for row in connection.execute(f"SELECT rowid FROM {name}").fetchall():
+                    before = small.read_bytes()
+                    connection.execute(f"DELETE FROM {name} WHERE rowid = ?", row)
+                    connection.commit()
+                    known, other = (GoldResult.of(executor, small, sql) for sql in (gold, answer))
+                    if not (_finds_something(other) and _differ(known, other)):
+                        small.write_bytes(before)
+    return small, tables
 
 
 def _differ(first: GoldResult, second: GoldResult) -> bool:
@@ -244,16 +259,3 @@ def _write_variants(database: Path, answers: Sequence[str], folder: Path) -> lis
     for number, path in enumerate(paths):
         materialise(base, draw_rows(base, seeds, Random(number)), path).close()
     return paths
-
-
-def _leave_out_rows(database: Path, tables: Sequence[str], differ: Callable[[], bool]) -> None:
-    """Delete the rows without which the results differ all the same."""
-    with closing(sqlite3.connect(database)) as connection:
-        for name in map(quoted, tables):
-            with suppress(sqlite3.Error):  # a table without rowid stays whole
-                for row in connection.execute(f"SELECT rowid FROM {name}").fetchall():
-                    before = database.read_bytes()
-                    connection.execute(f"DELETE FROM {name} WHERE rowid = ?", row)
-                    connection.commit()
-                    if not differ():
-                        database.write_bytes(before)
