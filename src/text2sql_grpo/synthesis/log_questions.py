@@ -10,7 +10,7 @@ from typing import Any
 from sqlglot import exp
 
 from text2sql_grpo.data.databases import open_address
-from text2sql_grpo.files import jsonl_text, read_json, refuse_edited, sha256, write_json, write_text
+from text2sql_grpo.files import read_json, refuse_edited, sha256, write_json, write_jsonl
 from text2sql_grpo.sql import SQLExecutor
 from text2sql_grpo.sql.address import Database
 from text2sql_grpo.synthesis.log_files import read_log
@@ -90,7 +90,7 @@ def questions_of_logs(
     if calls:
         out.parent.mkdir(parents=True, exist_ok=True)
         for path, rows in files.items():
-            write_text(path, jsonl_text(rows))
+            write_jsonl(path, rows)
         write_json(manifest, {"files": {path.name: sha256(path) for path in files}, "calls": calls})
     return MadeOfLogs(len(files[out]), len(files[to_word]), to_word, reasons)
 
