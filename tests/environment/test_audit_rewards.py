@@ -9,7 +9,7 @@ import duckdb
 import pytest
 
 from tests.databases import make_shop
-from text2sql_grpo.audit.probes import PROBES
+from text2sql_grpo.audit.probes import RIGHT, WRONG
 from text2sql_grpo.audit.rewards import Answer, RewardAudit, rewrites
 from text2sql_grpo.audit.rewards import misjudged as rate
 from text2sql_grpo.data.databases import Databases
@@ -43,7 +43,8 @@ def test_the_default_pays_no_wrong_probe_and_refuses_no_right_one(
     answers = RewardAudit(RewardMix({"preset": "strict"}), grader, executor).probes()
 
     assert misjudged(answers) == []
-    assert [(answer.name, answer.is_right) for answer in answers] == [(p.name, p.is_right) for p in PROBES]
+    asked = [(probe[0], probe in RIGHT) for probe in (*WRONG, *RIGHT)]
+    assert [(answer.name, answer.is_right) for answer in answers] == asked
     wrong = [answer for answer in answers if not answer.is_right]
     assert {answer.share for answer in wrong} == {0.0, None}  # not a part of it either
     assert [answer.name for answer in wrong if answer.share is None] == ["a gold that fails"]

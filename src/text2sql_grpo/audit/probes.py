@@ -1,7 +1,5 @@
 """Probes: right and wrong answers that released reward functions misjudged."""
 
-from dataclasses import dataclass
-
 SCRIPT = """
 CREATE TABLE dept (name TEXT PRIMARY KEY, city TEXT NOT NULL);
 CREATE TABLE emp (
@@ -12,28 +10,14 @@ INSERT INTO emp VALUES
     (1, 'Ann', 'IT', 30, 50.5), (2, 'Bob', 'IT', 30, 40.0), (3, 'Cid', 'HR', 45, 40.0), (4, 'Dee', 'HR', 51, 62.25),
     (5, 'Eve', 'IT', 30, 71.0), (6, 'Fay', NULL, 27, 33.3), (7, 'Gus', 'PR', 38, NULL);
 """  # noqa: E501 (rows)
-
-
-@dataclass(frozen=True)
-class Probe:
-    """One answer to one gold on the database of `SCRIPT`.
-
-    Attributes:
-        is_right: True if it should be paid.
-    """
-
-    name: str
-    gold: str
-    predicted: str
-    is_right: bool
-
+"""Database of the probes."""
 
 _IT = "SELECT name FROM emp WHERE dept = 'IT'"
 _COUNT = "SELECT count(*) FROM emp WHERE dept = 'IT'"
 _NOBODY = "SELECT name FROM emp WHERE age > 90"
 _OLDEST = "SELECT name FROM emp ORDER BY age DESC LIMIT 3"
 
-_WRONG = (
+WRONG = (
     ("nothing for an empty gold", _NOBODY, "SELECT 1 WHERE 0"),
     ("nothing, with other columns, for an empty gold", _NOBODY, "SELECT name, pay FROM emp WHERE 1 = 2"),
     ("UPDATE for an empty gold", _NOBODY, "UPDATE emp SET age = 1 WHERE id = 1"),
@@ -56,7 +40,8 @@ _WRONG = (
     ("a gold that fails", "SELECT nickname FROM emp", "SELECT 1"),
     ("a failing query", _COUNT, "SELECT count(*) FROM staff WHERE dept = 'IT'"),
 )
-_RIGHT = (
+"""Name, gold and answer of each probe that must not be paid."""
+RIGHT = (
     ("the gold itself", _IT, _IT),
     ("0.1 + 0.2 for 0.3", "SELECT pay * 0.3 FROM emp", "SELECT pay * (0.1 + 0.2) FROM emp"),
     ("times a third", "SELECT avg(pay) / 3.0 FROM emp", "SELECT avg(pay) * (1.0 / 3) FROM emp"),
@@ -77,8 +62,4 @@ _RIGHT = (
     ("columns in another order, by name", "SELECT name, age FROM emp", "SELECT age, name FROM emp"),
     ("a float for an integer", "SELECT sum(age) FROM emp", "SELECT sum(age * 1.0) FROM emp"),
 )
-PROBES = tuple(
-    Probe(name, gold, predicted, is_right)
-    for is_right, probes in ((False, _WRONG), (True, _RIGHT))
-    for name, gold, predicted in probes
-)
+"""The same of each probe that must be paid."""

@@ -15,7 +15,7 @@ from sqlglot import exp
 from sqlglot.optimizer.simplify import Simplifier
 
 from text2sql_grpo.audit.mutations import mutants
-from text2sql_grpo.audit.probes import PROBES, SCRIPT
+from text2sql_grpo.audit.probes import RIGHT, SCRIPT, WRONG
 from text2sql_grpo.data.databases import Databases, cache_folder
 from text2sql_grpo.data.example import Example
 from text2sql_grpo.environment.episode import Action, Episode
@@ -94,7 +94,11 @@ class RewardAudit:
             path = Path(folder) / "probes.sqlite"
             with closing(sqlite3.connect(path)) as connection:
                 connection.executescript(SCRIPT)
-            answers = [Answer("probe", p.name, "probes", p.gold, p.predicted, p.is_right) for p in PROBES]
+            answers = (
+                Answer("probe", name, "probes", gold, sql, is_right)
+                for is_right, probes in ((False, WRONG), (True, RIGHT))
+                for name, gold, sql in probes
+            )
             return [self._judged(answer, path) for answer in answers]
 
     def mutations(
