@@ -1,6 +1,6 @@
 """Golds with several possible results: through ties at a limit, scan order, the clock or chance."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Literal
@@ -36,9 +36,18 @@ def open_results(
     differ.
     """
     found = [_open_result(gold, outcome, executor) for gold, outcome in zip(golds, outcomes, strict=True)]
-    settled = [index for index, outcome in enumerate(outcomes) if found[index] is None and _is_whole(outcome)]
-    for index in _differing_backwards(golds, outcomes, settled):
-        found[index] = ("non_deterministic", "other rows when tables are read backwards")
+    by_file: dict[Path, list[int]] = {}
+    for index, (database, _) in enumerate(golds):
+        is_settled = found[index] is None and _is_whole(outcomes[index])
+        if is_settled and isinstance(database, Path) and database.stat().st_size <= MAX_BYTES_COPIED:
+            by_file.setdefault(database, []).append(index)
+    for file, indexes in by_file.items():
+        with closing(open_database(file)) as connection:
+            copy = reversed_copy(read_sample(file), connection, max_bytes=MAX_VALUE_BYTES)
+        with closing(copy):
+            for index in indexes:
+                if _differs(outcomes[index], run_gold(copy, golds[index][1])):
+                    found[index] = ("non_deterministic", "other rows when tables are read backwards")
     return found
 
 
@@ -70,23 +79,6 @@ def _open_result(
 
 def _is_whole(outcome: ExecutionOutcome) -> bool:
     return outcome.is_ok and not outcome.is_truncated and bool(outcome.rows)
-
-
-def _differing_backwards(
-    golds: Sequence[Gold], outcomes: Sequence[ExecutionOutcome], indexes: Sequence[int]
-) -> Iterator[int]:
-    """Indices of golds with other rows on a copy of their database without keys, rows reversed."""
-    by_file: dict[Path, list[int]] = {}
-    for index in indexes:
-        database = golds[index][0]
-        if isinstance(database, Path) and database.stat().st_size <= MAX_BYTES_COPIED:
-            by_file.setdefault(database, []).append(index)
-    for database, group in by_file.items():
-        base = read_sample(database)
-        with closing(open_database(database)) as connection:
-            copy = reversed_copy(base, connection, max_bytes=MAX_VALUE_BYTES)
-        with closing(copy):
-            yield from (i for i in group if _differs(outcomes[i], run_gold(copy, golds[i][1])))
 
 
 def _differs(outcome: ExecutionOutcome, other: ExecutionOutcome) -> bool:
