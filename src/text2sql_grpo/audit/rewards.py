@@ -201,11 +201,7 @@ def _differing(
     *,
     is_like_exact: bool,
 ) -> set[str]:
-    """Queries with another result than the gold's on some random variant of its database.
-
-    Args:
-        is_like_exact: True if LIKE tells upper from lower case, as on other engines than SQLite.
-    """
+    """Queries that differ from the gold on a random variant; `is_like_exact` if LIKE tells cases apart."""
     wrong: set[str] = set()
     contents = (draw_rows(base, gold, rng) for _ in range(VARIANTS))
     for drawn in drawn_databases(base, contents, gold, gold_sql, case_sensitive_like=is_like_exact):

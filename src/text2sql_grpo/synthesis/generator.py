@@ -1,6 +1,7 @@
 """Generator of questions with checked golds from any databases, in separate splits."""
 
 import logging
+import math
 import random
 import re
 from collections import Counter
@@ -214,11 +215,7 @@ def _refuse_others(out: Path, names: Sequence[str], databases: Sequence[str]) ->
 
 
 def _words_file(found: Databases, name: str, folder: Path, words: Path | None) -> Path | None:
-    """File of a database's words; None if it has none.
-
-    Raises:
-        DataError: The words that the user named are missing.
-    """
+    """File of a database's words, None if it has none; DataError if the one that the user named is absent."""
     if words is not None and not words.is_dir():
         if not words.exists():
             raise DataError(f"no file of words (at {words}): `text2sql-grpo data words` writes one")
@@ -263,13 +260,7 @@ def _examples(
     every: Sequence[Template],
     seed: int,
 ) -> list[Example]:
-    """Examples of one set, shuffled.
-
-    Args:
-        databases: All databases; only those of the set's split are used.
-        taken: Questions and golds of other sets; grows by the returned ones.
-        every: All templates.
-    """
+    """Examples of one set, shuffled; `taken` holds those of the sets before it, and grows by these."""
     rng = random.Random(f"{seed}-{question_set.name}")
     used = [database for database in databases if database.split == question_set.databases]
     fitting = [one for one in every if one.is_held_out == question_set.is_held_out_templates]
@@ -341,7 +332,7 @@ def _weighted(streams: _Streams, question_set: QuestionSet, rng: random.Random) 
     If one is exhausted, the others fill in.
     """
     drawn: list[Example] = []
-    quota = -int(-question_set.count * question_set.lookup_share // 1)
+    quota = math.ceil(question_set.count * question_set.lookup_share)
     for is_lookup, total in ((True, quota), (False, question_set.count)):
         alive = [drafter for drafter in streams if (drafter.template.family == "lookup") == is_lookup]
         while alive and len(drawn) < total:
@@ -406,11 +397,7 @@ def _native(example: Example, profile: Profile) -> Example | None:
 
 
 def _is_good(profile: Profile, draft: Draft) -> bool:
-    """True for a gold with a plain answer: some rows, not many, no zero, no tie cut in two.
-
-    Raises:
-        TimeoutError: One of its queries takes too long.
-    """
+    """True for a plain answer: some rows, not many, no zero, no tie cut in two; may raise `TimeoutError`."""
     gold, look, guess = draft.example.gold_sql, draft.example.look_sql, draft.example.guess_sql
     rows = profile.rows(gold)
     if not rows or len(rows) > (1 if draft.is_single else MAX_ROWS):

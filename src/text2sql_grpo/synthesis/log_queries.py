@@ -108,6 +108,8 @@ def log_queries(
 
 
 class _Reader:
+    """Reader of one database's statements; its methods raise `_LeftOut` for what can serve as no gold."""
+
     def __init__(self, profile: Profile, seed: int) -> None:
         self._profile, self._seed = profile, seed
         self._dialect = parse_address(profile.database).dialect
@@ -116,11 +118,7 @@ class _Reader:
             self._namespaces.setdefault(each.name.lower(), []).append(each.namespace)
 
     def tree(self, statement: Statement) -> tuple[exp.Query, str]:
-        """Tree of a read-only query with bare names of tables, and its text without literals.
-
-        Raises:
-            _LeftOut: It is something else.
-        """
+        """Tree of a read-only query with bare names of tables, and its text without literals."""
         text = _with_named_parameters(without_comments(statement.sql, self._dialect))
         starts = [found.start() for found in _QUERY_START.finditer(text)]
         # The rest of half a statement may be whole.
@@ -146,11 +144,7 @@ class _Reader:
         return tree, self._written(_without_literals(tree))
 
     def gold(self, statements: list[Statement]) -> tuple[str, exp.Query]:
-        """SQL and tree of the first statement, and values, with rows to show.
-
-        Raises:
-            _LeftOut: None has.
-        """
+        """SQL and tree of the first statement, and values, with rows to show."""
         reason = ""
         for statement in statements:
             template = self.tree(statement)[0]
@@ -225,11 +219,7 @@ class _Reader:
         return self._profile.executor.execute(self._profile.database, sql, limits=_LIMITS)
 
     def _fill(self, tree: exp.Query, values: tuple[str | None, ...], rng: random.Random) -> None:
-        """Put values in the place of parameters: those of the log, else stored ones.
-
-        Raises:
-            _LeftOut: No column is compared with one of them.
-        """
+        """Put values in the place of parameters: those of the log, else stored ones of a column compared."""
         owners = tables_of(tree, self._profile.tables)
         drawn: dict[str, exp.Expr] = {}
         for place in list(tree.find_all(exp.Placeholder)):

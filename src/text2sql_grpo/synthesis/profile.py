@@ -148,7 +148,7 @@ class Profile:
         return outcome.rows if outcome.is_ok and not outcome.is_truncated else None
 
     def _table(self, table: Table) -> TableProfile:
-        shown = [column for column in table.columns if _is_plain(column, has_types=self._engine.needs_mirror)]
+        shown = [column for column in table.columns if self._is_plain(column)]
         rows, n_rows = self._sample(table, shown)
         cells = list(zip(*rows, strict=True)) or [()] * len(shown)
         columns = {
@@ -159,6 +159,10 @@ class Profile:
         keys = tuple(key for key in table.foreign_keys if (key.namespace, key.table) not in left_out)
         table = replace(table, foreign_keys=keys)
         return TableProfile(table, n_rows, len(rows), columns, keys)
+
+    def _is_plain(self, column: Column) -> bool:
+        """True for a column of numbers, texts, moments or labels; a column of SQLite may hold anything."""
+        return not self._engine.needs_mirror or mirror_type(column) != "OPAQUE" or bool(column.labels)
 
     def _sample(self, table: Table, columns: Sequence[Column]) -> tuple[tuple[Row, ...], int]:
         """Rows spread over the table, all if it holds few, and the number of all."""
@@ -258,11 +262,6 @@ class Profile:
             f"SELECT COUNT(*) FROM {quote_name(table)} WHERE {own} IS NOT NULL "
             f"AND {own} NOT IN (SELECT {parent} FROM {quote_name(other)})"
         )
-
-
-def _is_plain(column: Column, *, has_types: bool) -> bool:
-    """True for a column of numbers, texts, moments or labels; a column of SQLite may hold anything."""
-    return not has_types or mirror_type(column) != "OPAQUE" or bool(column.labels)
 
 
 def _clean(column: Column, cell: Any) -> Any:

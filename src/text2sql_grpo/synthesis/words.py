@@ -371,11 +371,7 @@ def _column_noun(name: str, table: str, found: Values, *, is_key: bool, is_forei
 
 
 def _flag_role(declared: sql_schema.Column, found: Values, has_flags: bool) -> Literal["boolean", "flag", ""]:
-    """Role of a column that is true or false, by its declared type, or its numbers; else empty.
-
-    Args:
-        has_flags: The table has so many columns of 0 and 1 that none needs the name of a flag.
-    """
+    """Role of a column that is true or false, else empty; `has_flags` if none needs the name of a flag."""
     if set(found.values) != {0, 1}:
         return ""
     if declared.cast_type.upper() in ("BOOLEAN", "BOOL"):
