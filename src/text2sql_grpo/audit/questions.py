@@ -184,35 +184,32 @@ def _faults(example: Example, outcome: ExecutionOutcome, slow_s: float) -> Itera
 def _copies(questions: Sequence[Question]) -> Iterator[Finding]:
     firsts: dict[tuple[str, str], Question] = {}
     for question in questions:
-        first = firsts.setdefault(_asked(question.example), question)
+        keys = _keys(question.example)
+        first = firsts.setdefault(keys["question"], question)
         if first is not question:
-            is_same = _gold(first.example) == _gold(question.example)
-            golds = "the same gold" if is_same else "another gold"
+            golds = "the same gold" if _keys(first.example)["gold"] == keys["gold"] else "another gold"
             yield _finding(question, "duplicated", f"asked as {first.example.id}, with {golds}")
 
 
 def _leaks(questions: Sequence[Question], others: Mapping[str, Sequence[Question]]) -> Iterator[Finding]:
     """Questions that are in another split: another file, or another `split` in the same file."""
-    splits: defaultdict[tuple[str, str], set[str]] = defaultdict(set)
+    splits: defaultdict[tuple[str, tuple[str, str]], set[str]] = defaultdict(set)
     for name, group in [("", questions), *others.items()]:
         for question in group:
-            for key in (_asked(question.example), _gold(question.example)):
+            for key in _keys(question.example).items():
                 splits[key].add(name or f"split {question.example.split}")
     for question in questions:
         own = f"split {question.example.split}"
-        for what, key in (("question", _asked(question.example)), ("gold", _gold(question.example))):
-            elsewhere = sorted(splits[key] - {own})
-            if elsewhere:
+        for what, value in _keys(question.example).items():
+            if elsewhere := sorted(splits[what, value] - {own}):
                 yield _finding(question, "leaking", f"{what} also in {', '.join(elsewhere)}")
                 break
 
 
-def _asked(example: Example) -> tuple[str, str]:
-    return f"question {example.database}", folded(example.question)
-
-
-def _gold(example: Example) -> tuple[str, str]:
-    return f"gold {example.database}", folded(example.gold_sql)
+def _keys(example: Example) -> dict[str, tuple[str, str]]:
+    """Parts that no question of another split may share."""
+    parts = {"question": example.question, "gold": example.gold_sql}
+    return {what: (example.database, folded(text)) for what, text in parts.items()}
 
 
 def _long_prompts(

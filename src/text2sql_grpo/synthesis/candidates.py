@@ -50,8 +50,6 @@ class Drafter:
     """Generator of drafts of one template on one database.
 
     Args:
-        database: Source of names and values.
-        template: Pattern of the questions.
         sources: Sources to draw from; those without all the slots of the template are left out.
         side: Side of the (database, template, columns) combinations and (column, literal) pairs to draw:
             held out for `test_values`, the others, or any.

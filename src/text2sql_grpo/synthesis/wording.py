@@ -165,7 +165,7 @@ class _Worded:
         if not primary or not primary <= {self._table(key)[1] for key in keys}:
             return ""
         _check(bool(self._roles[name]))  # else a group is one row
-        return self._source.owners[self._roles[name]].removesuffix("'s ") or self._source.tables[""].noun
+        return self._source.owners[self._roles[name]].removesuffix("'s ") or self._row
 
     def _check_groups(self, keys: Iterable[exp.Expr]) -> None:
         """Raise `_NoWords` if one group is that of missing values, which "each" may mean or not."""
