@@ -5,7 +5,7 @@ import random
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from text2sql_grpo.data.example import Example
 from text2sql_grpo.sql.names import quote_name
@@ -115,23 +115,11 @@ class Drafter:
         where = in_words(conditions, rng, owners=owners if self.template.is_plain else None)
         nouns = _nouns(source, picked) | {"where": where, "k": k}
         phrases = self.template.phrases
-        look = guess = check = None
-        text = next((picked[kind] for kind in ("text", "category", "named") if kind in picked), None)
         if said := picked.get("said"):
             condition = next(each for each in conditions if each.column is said)
             nouns["value"] = condition.value
-            look = _look(said)
-            worded = [column for name, column in picked.items() if name.endswith("said")]
-            guesses = [
-                replace(each, test=f"= {literal(each.value)}") if each.column in worded else each
-                for each in conditions
-            ]
-            guess = self._sql(source, picked, guesses, k)
             if not condition.words:
                 phrases = tuple(phrase for phrase in phrases if "{value}" not in phrase)
-        elif text and text.kind == "text":
-            value = next(each.value for each in conditions if each.column is text)
-            check = f"{_look(text)} WHERE {text.sql} LIKE {literal(f'%{value}%')}"
         example = Example(
             id="",
             database=self.database.name,
@@ -140,11 +128,26 @@ class Drafter:
             difficulty=self.template.difficulty,
             family=self.template.family,
             template=self.template.name,
-            look_sql=look,
-            guess_sql=guess,
-            check_sql=check,
+            **self._other_queries(source, picked, conditions, k),
         )
         return Draft(example, source.names, is_single="named" in picked and len(source.tables) == 1)
+
+    def _other_queries(
+        self, source: Source, picked: dict[str, Column], conditions: list[Condition], k: str
+    ) -> dict[str, Any]:
+        """Look and guess of a look-up, or the check of a value that is stored as in the question."""
+        if said := picked.get("said"):
+            worded = [column for name, column in picked.items() if name.endswith("said")]
+            guesses = [
+                replace(each, test=f"= {literal(each.value)}") if each.column in worded else each
+                for each in conditions
+            ]
+            return {"look_sql": _look(said), "guess_sql": self._sql(source, picked, guesses, k)}
+        text = next((picked[kind] for kind in ("text", "category", "named") if kind in picked), None)
+        if text is None or text.kind != "text":
+            return {}
+        value = next(each.value for each in conditions if each.column is text)
+        return {"check_sql": f"{_look(text)} WHERE {text.sql} LIKE {literal(f'%{value}%')}"}
 
     def _sql(self, source: Source, picked: dict[str, Column], conditions: list[Condition], k: str) -> str:
         def name(column: Column) -> str:
