@@ -119,12 +119,10 @@ class Profile:
         schema = read_schema(database)
         found = hide(schema, hidden)
         self.schema, self.hidden, self.unmatched = found.schema, found.names(), unmatched(schema, hidden)
-        names = Counter(table.name.lower() for table in self.schema.tables)
-        found_by_name = [
-            table for table in self.schema.tables if names[table.name.lower()] == 1 or not table.namespace
-        ]
-        self.ambiguous = tuple(table for table in self.schema.tables if table not in found_by_name)
-        self.tables = {table.name: self._table(table) for table in found_by_name}
+        tables = self.schema.tables
+        names = Counter(table.name.lower() for table in tables)
+        self.ambiguous = tuple(one for one in tables if one.namespace and names[one.name.lower()] > 1)
+        self.tables = {one.name: self._table(one) for one in tables if one not in self.ambiguous}
         for name, key in list(self._mined_keys()):
             profile = self.tables[name]
             table = replace(profile.table, foreign_keys=(*profile.table.foreign_keys, key))
