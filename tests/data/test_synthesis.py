@@ -612,6 +612,19 @@ def test_templates_beside_the_databases_replace_the_packages(shop: Path, tmp_pat
     assert rows and {row["template"] for row in rows} == {"count_rows"}
 
 
+def test_a_phrase_shows_the_value_of_a_look_up_in_any_slot(shop: Path, tmp_path: Path) -> None:
+    phrases = [f"Number of {{rows}} {{where}}, that is for {{value}}{mark}" for mark in "?!."]
+    sql = "SELECT COUNT(*) FROM {table} WHERE {where}"
+    one = {"difficulty": "easy", "slots": ["amount", "said"], "sql": sql, "phrases": phrases}
+    (tmp_path / "templates.yaml").write_text(json.dumps({"shared": {}, "templates": {"lookup_two": one}}))
+
+    make_questions(shop, tmp_path / "questions", question_sets=TINY_SETS)
+
+    rows = [row for rows in read(tmp_path / "questions").values() for row in rows]
+    shown = [row["question"].partition(", that is for ")[2][:-1] for row in rows]
+    assert rows and all(f"= '{said}'" in row["guess_sql"] for said, row in zip(shown, rows, strict=True))
+
+
 def test_no_databases_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"no databases .*: give a folder of \.sqlite"):
         make_questions(tmp_path, tmp_path / "questions")
