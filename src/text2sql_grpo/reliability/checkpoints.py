@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_model, save_model
+from torch.optim.lr_scheduler import LambdaLR
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainingArguments
 from trl import GRPOTrainer
 
@@ -206,6 +207,7 @@ class Checkpoints(TrainerCallback):
         if manifest.is_file():
             best = read_json(manifest)["best"]
             self.best = Best(**best) if best else None
+        _set_rates(trainer)
         more = checkpoint / _state_name(trainer)
         if self._has_state and more.is_file():
             trainer.load_state_dict(torch.load(more, map_location=trainer.args.device))
@@ -240,6 +242,20 @@ class Checkpoints(TrainerCallback):
         # Of equal steps the first one is the best, but a trained one rather than step 0.
         if self.best is None or (sign * value, self.best.step == 0) > (sign * self.best.value, False):
             self.best = Best(metric, value, state.global_step)
+
+
+def _set_rates(trainer: Trainer) -> None:
+    """Set the learning rates of the next step by the schedule of this run.
+
+    transformers restores those of the old run for one step: 0 where its schedule had come to its end.
+    """
+    scheduler = trainer.lr_scheduler
+    if isinstance(scheduler, LambdaLR):
+        factors = [factor(scheduler.last_epoch) for factor in scheduler.lr_lambdas]
+        rates = [base * factor for base, factor in zip(scheduler.base_lrs, factors, strict=True)]
+        for group, rate in zip(scheduler.optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate
+        scheduler.load_state_dict(scheduler.state_dict() | {"_last_lr": rates})
 
 
 def _remove_old(folder: Path, keep: int | None) -> None:
