@@ -20,10 +20,12 @@ from trl import GRPOTrainer
 
 from text2sql_grpo.errors import ConfigError, RunError
 from text2sql_grpo.files import PARTIAL, read_json, sha256, write_json
+from text2sql_grpo.run_folder import CONFIG
 
 logger = logging.getLogger(__name__)
 
 MANIFEST = "manifest.json"
+RUN_CONFIG = "run_config.yaml"  # not CONFIG, by which a run folder is known
 BEST_METRIC = "accuracy/strict"
 SCHEDULED_METRIC = "eval_dev/accuracy/strict"  # measured at one step, on held-out questions
 _REFERENCE = "reference.safetensors"
@@ -227,6 +229,9 @@ class Checkpoints(TrainerCallback):
         trainer = self._trainer
         if self._has_state:
             torch.save(trainer.state_dict(), folder / _state_name(trainer))
+        config = Path(trainer.args.output_dir) / CONFIG
+        if trainer.args.should_save and config.is_file():
+            shutil.copy(config, folder / RUN_CONFIG)
         if _moves_reference(trainer) and trainer.args.should_save:
             save_model(trainer.accelerator.unwrap_model(trainer.ref_model), str(folder / _REFERENCE))
 

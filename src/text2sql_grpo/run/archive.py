@@ -1,27 +1,60 @@
 """A training run's folder: check, archive of an earlier run, checkpoint to resume from."""
 
+import dataclasses
 import itertools
+import os
 import shlex
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from fnmatch import fnmatch
 from functools import partial
 from pathlib import Path
+from typing import Any
 
+import yaml
 from rich.console import Console
 
 from text2sql_grpo.config import Config, dump_config, load_config
 from text2sql_grpo.errors import ConfigError, RunError
 from text2sql_grpo.files import PARTIAL, write_text
+from text2sql_grpo.models.hardware import device_type
+from text2sql_grpo.models.loaded_policy import resolved
 from text2sql_grpo.reliability import ranks
-from text2sql_grpo.reliability.checkpoints import checkpoint_step, find_whole, saved_checkpoints, steps_done
+from text2sql_grpo.reliability.checkpoints import (
+    RUN_CONFIG,
+    checkpoint_step,
+    find_whole,
+    saved_checkpoints,
+    steps_done,
+)
 from text2sql_grpo.run_folder import CONFIG, CURVE, ENERGY, METRICS, PAGE, PAGE_DATA, ROLLOUTS, RunLog
+from text2sql_grpo.training.arguments import SQLGRPOConfig
 
 _RUN_FILES = (
     *(CONFIG, METRICS, ROLLOUTS, CURVE, ENERGY, PAGE, PAGE_DATA),
     *("suspects.*", "evaluation*.json", "evaluation*.jsonl", "comparison*.json", "comparison*.jsonl"),
 )
 _RUN_FOLDERS = ("checkpoint-*", "model", "adapter", "merged", "sft", "wandb", "tensorboard")
+_LENGTH = ("grpo.max_steps", "grpo.num_train_epochs", "sft.max_steps", "sft.epochs")
+# What a resumed run may change: how long, how often and where it runs, not what is learned or measured.
+_FREE = (
+    *("run.output_dir", "alerts*", "rollout.*", "grading.server_url", "environment.mcp.url"),
+    *("environment.mcp.token_variable", "environment.mcp.connections"),
+    *("evaluation.batch_size", "evaluation.before_training", "evaluation.every", "evaluation.blend"),
+    *("grpo.max_steps", "grpo.num_train_epochs", "grpo.save_*", "grpo.log*", "grpo.disable_tqdm"),
+    *("grpo.report_to", "grpo.run_name", "grpo.project", "grpo.trackio_*", "grpo.shared_prefix"),
+    *("grpo.per_device_train_batch_size", "grpo.gradient_accumulation_steps"),  # their product is kept
+    *("grpo.steps_per_generation", "grpo.generation_batch_size"),
+    *("grpo.gradient_checkpointing*", "grpo.activation_checkpointing*", "grpo.torch_*", "grpo.use_cpu"),
+    *("grpo.dataloader_pin_memory", "grpo.ddp_*", "grpo.vllm_server_*", "grpo.vllm_group_port"),
+    "grpo.vllm_gpu_memory_utilization",
+)
+# GRPO's, and what a part of SFT's: a stage before GRPO is found by its settings, so it keeps them all.
+SFT_FREE = (
+    *("sft.max_steps", "sft.epochs", "sft.save_steps", "sft.evaluate_every", "sft.max_tokens"),
+    *("rewards*", "losses.*", "selection.*"),
+)
 
 
 def check_folder(folder: Path) -> None:
@@ -41,20 +74,85 @@ def check_folder(folder: Path) -> None:
         )
 
 
-def find_checkpoint(config: Config, resume: str | None, console: Console) -> Path | None:
-    """Find the checkpoint to resume from, undamaged and of the same model; None to start afresh.
+def find_checkpoint(
+    config: Config, resume: str | None, console: Console, *, free: Sequence[str] = ()
+) -> Path | None:
+    """Find the checkpoint to resume from, undamaged and of the same settings; None to start afresh.
 
     `auto` is the newest undamaged one of the run folder.
+
+    Args:
+        free: Patterns of settings that may change, in addition to those of each run.
+
+    Raises:
+        ConfigError: There is none, or a setting differs that decides what is learned or measured.
     """
     if resume is None:
         return None
     show = partial(console.print, soft_wrap=True)
-    # One rank reads gigabytes for all.
-    checkpoint = ranks.from_main(lambda: find_whole(config.run.output_dir, resume, show=show))
-    saved = checkpoint.parent / CONFIG
-    if saved.is_file() and load_config(saved).model != config.model:
-        raise ConfigError(f"{checkpoint} was saved with other settings of the section model ({saved})")
-    return checkpoint
+
+    def found() -> Path:
+        checkpoint = find_whole(config.run.output_dir, resume, show=show)
+        places = (checkpoint / RUN_CONFIG, checkpoint.parent / CONFIG)  # the second of an earlier version
+        saved = next((path for path in places if path.is_file()), None)
+        if saved is not None:
+            _check_changes(changes(saved, config), checkpoint, (*_FREE, *free), console)
+        return checkpoint
+
+    return ranks.from_main(found)  # one rank reads gigabytes for all
+
+
+def changes(saved: Path, config: Config) -> dict[str, tuple[Any, Any]]:
+    """Settings in which a config differs from a saved one: old and new value.
+
+    The same file under another path does not differ, nor does one of the same name where the old one is gone.
+    """
+    config = dataclasses.replace(config, model=resolved(config.model, device_type()))
+    return dict(_changes(_plain(load_config(saved)), _plain(config)))
+
+
+def _plain(config: Config) -> dict[str, Any]:
+    """Plain values of a config, with the defaults of `grpo` and the sizes of its batches."""
+    plain: dict[str, Any] = yaml.safe_load(dump_config(config))
+    grpo = {f.name: f.default for f in dataclasses.fields(SQLGRPOConfig)} | plain["grpo"]
+    size, steps = grpo["per_device_train_batch_size"], grpo["gradient_accumulation_steps"]
+    per_generation = grpo["generation_batch_size"] or size * (grpo["steps_per_generation"] or steps)
+    products = {"gradient_accumulation_steps": size * steps, "steps_per_generation": per_generation}
+    plain["grpo"] = grpo | {f"per_device_train_batch_size * {name}": n for name, n in products.items()}
+    return plain
+
+
+def _changes(old: Any, new: Any, name: str = "") -> Iterator[tuple[str, tuple[Any, Any]]]:
+    if isinstance(old, dict) and isinstance(new, dict):
+        for key in old | new:
+            yield from _changes(old.get(key), new.get(key), f"{name}.{key}".lstrip("."))
+    elif old != new and not _is_same_file(old, new):
+        yield name, (old, new)
+
+
+def _is_same_file(old: Any, new: Any) -> bool:
+    if not isinstance(old, str) or not isinstance(new, str) or not os.path.exists(new):
+        return False
+    return os.path.samefile(old, new) if os.path.exists(old) else Path(old).name == Path(new).name
+
+
+def _check_changes(
+    changed: dict[str, tuple[Any, Any]], checkpoint: Path, free: Sequence[str], console: Console
+) -> None:
+    """Refuse a change of what is learned or measured; print the others."""
+    shown = {name: f"{name} {old} -> {new}" for name, (old, new) in changed.items()}
+    refused = [text for name, text in shown.items() if not any(fnmatch(name, one) for one in free)]
+    if refused:
+        merged = checkpoint.parent / "merged"
+        start = f", from the trained model with --model.path {merged}" if merged.is_dir() else ""
+        raise ConfigError(
+            f"cannot resume {checkpoint} with other settings: {', '.join(refused)}; leave them as they were, "
+            f"or start a new run in another folder (run.output_dir; of sft, --out){start}"
+        )
+    if shown:
+        console.print(f"Changed since {checkpoint.name}: {', '.join(shown.values())}", soft_wrap=True)
+    if any(name in _LENGTH for name in shown):
+        console.print("The steps left have the learning rates of a run of the new length.", soft_wrap=True)
 
 
 def prepare_folder(config: Config, checkpoint: Path | None, console: Console) -> None:

@@ -48,7 +48,8 @@ from text2sql_grpo.training.sql_trainer import SQLGRPOTrainer
 
 _WEIGHTS = shutil.ignore_patterns("model", "adapter")
 _LESS_MEMORY = (
-    "lower grpo.per_device_train_batch_size or environment.max_episode_tokens, or train with model.lora"
+    "lower grpo.per_device_train_batch_size and raise grpo.gradient_accumulation_steps as much, or start a "
+    "new run with a lower environment.max_episode_tokens or with model.lora"
 )
 
 

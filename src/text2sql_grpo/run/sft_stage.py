@@ -38,7 +38,7 @@ from text2sql_grpo.reporting.progress import TrainingProgress, sft_facts
 from text2sql_grpo.rollout.chat_format import ChatFormat
 from text2sql_grpo.rollout.demonstrations import Demonstration, chat_demonstration
 from text2sql_grpo.rollout.policy import context_length
-from text2sql_grpo.run.archive import check_folder, find_checkpoint, prepare_folder, resume_hint
+from text2sql_grpo.run.archive import SFT_FREE, check_folder, find_checkpoint, prepare_folder, resume_hint
 from text2sql_grpo.run_folder import RunLog
 from text2sql_grpo.sft.sft_trainer import RESULT_FIELDS, SFTData, SFTStageTrainer, stage_arguments
 from text2sql_grpo.training.arguments import SQLGRPOConfig
@@ -70,7 +70,7 @@ def sft(
         run=replace(config.run, output_dir=out),
     )
     bench = Bench.open(config)
-    checkpoint = find_checkpoint(config, resume, console)
+    checkpoint = find_checkpoint(config, resume, console, free=SFT_FREE)
     if ranks.is_main():
         check_folder(out)
     with stop_on_sigterm(), bench:

@@ -125,7 +125,7 @@ def accuracy_before(run: Run, policy: LoadedPolicy, *, is_measured: bool) -> dic
     path = run.folder / EVALUATION
     if not run.config.evaluation.before_training or not run.bench.test:
         return {}
-    is_known = ranks.is_main() and is_measured and path.exists()
+    is_known = ranks.is_main() and is_measured and "before" in read_evaluation(run.folder)
     if ranks.any_rank(is_known):
         return read_evaluation(run.folder) if is_known else {}
     with run.stage("evaluation before"):
