@@ -35,6 +35,8 @@ def test_each_seed_is_trained_once_and_all_are_one_table(
     assert main(argv) == 0  # again: nothing is trained twice
     out = capfd.readouterr().out
     assert "seed 3: finished" in out and "seed 4: finished" in out and "GRPO" not in out
+    assert main([*argv, "--grpo.learning_rate", "0.5"]) == 1
+    assert "other settings: grpo.learning_rate 0.001 -> 0.5; leave" in capfd.readouterr().err
     assert main(["compare", *map(str, folders), str(folders[0]), "--out", str(tmp_path / "c.json")]) == 0
     assert "in the mean of 3 runs" in capfd.readouterr().out
     pages = json.loads((tmp_path / "c.report.json").read_text())

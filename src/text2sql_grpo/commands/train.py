@@ -3,13 +3,14 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from text2sql_grpo.commands import options
 from text2sql_grpo.commands.options import Seed, config_with_files
-from text2sql_grpo.config import Config
+from text2sql_grpo.config import Config, RunConfig
 from text2sql_grpo.errors import ConfigError
-from text2sql_grpo.run_folder import read_evaluation
+from text2sql_grpo.run_folder import CONFIG, read_evaluation
 
 
 def train(
@@ -55,16 +56,18 @@ def _train_each(
 
     if smoke or resume or len(set(seeds)) < 2:
         raise ConfigError("--seeds needs at least two different seeds, and neither --smoke nor --resume")
-    folder = config_with_files(config, settings, is_trained=True).run.output_dir
+    run = config_with_files(config, settings, is_trained=True)
+    folder = run.run.output_dir
     folders = {seed: folder / f"seed-{seed}" for seed in seeds}
     for seed, own in folders.items():
-        if "sets" in read_evaluation(own):
+        is_finished = "sets" in read_evaluation(own)
+        if is_finished and not _has_changed(own, replace(run, run=RunConfig(own, seed))):
             print(f"seed {seed}: finished ({own})", flush=True)
             continue
         command = [sys.executable, "-m", "text2sql_grpo", "train", "--config", str(config), *settings]
         command += ["--run.seed", str(seed), "--run.output_dir", str(own)]
         print(f"seed {seed}: {shlex.join(command[1:])}", flush=True)
-        command += ["--resume", "auto"] if any(own.glob("checkpoint-*")) else []
+        command += ["--resume", "auto"] if is_finished or any(own.glob("checkpoint-*")) else []
         code = subprocess.run(command, check=False).returncode
         if code:
             print(
@@ -72,6 +75,14 @@ def _train_each(
             )
             return code
     return compare_runs(list(folders.values()))
+
+
+def _has_changed(folder: Path, run: Config) -> bool:
+    """True if the settings of a finished run differ, so that it is extended or refused like a resumed one."""
+    with options.importing():
+        from text2sql_grpo.run.archive import changes
+
+    return (folder / CONFIG).is_file() and bool(changes(folder / CONFIG, run))
 
 
 def _smoke_settings(run: Config) -> list[str]:
