@@ -111,7 +111,8 @@ def test_examples_are_checked_too(databases: Databases, executor: SQLExecutor) -
             [{"question": "?", "sql": "SELECT 1"}],
             "database or db_id or db_name, got the columns question, sql",
         ),
-        ([{"question": "?", "sql": None, "db_id": "shop"}], "needs a value of gold_sql"),
+        ([{"question": "?", "sql": None, "db_id": "shop"}], "gold_sql or query or sql, got nothing in sql"),
+        ([{"question": "?", "db_id": "shop"}], "gold_sql or query or sql, got the columns question, db_id"),
         (
             [{"question": 3, "sql": "SELECT 1", "db_id": "shop"}],
             "question must be a string, got 3 (at row 0)",

@@ -99,3 +99,13 @@ def test_config_holds_patterns(tmp_path: Path) -> None:
     path.write_text("model: {path: m}\ndata: {databases: d, train: t, hide: [personal, 'staff.*']}\n")
     assert load_config(path).data.hide == ["personal", "staff.*"]
     assert load_config(path, ["--data.hide", "[]"]).data.hide == []
+
+
+def test_a_gold_that_fails_is_no_matter_of_hidden_columns(shop: Path, tmp_path: Path) -> None:
+    path = questions(tmp_path / "q.jsonl", "SELECT name FROM customers")
+    with (
+        Environment(shop) as environment,
+        pytest.raises(DataError, match="no such table: customers") as caught,
+    ):
+        environment.examples(path)
+    assert "data.hide" not in str(caught.value)

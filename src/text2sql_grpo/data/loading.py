@@ -67,11 +67,13 @@ def load_examples(
         _logger.warning("left out %d questions in quarantine (%s)", len(left_out), where)
     if left_out and not questions:
         raise DataError(f"every question is in quarantine (at {where})")
-    check_places(questions, databases, refusal)
-    if not check_gold:
-        return [question.example for question in questions]
+    check_databases(questions, databases)
     large: dict[str, None] | None = {} if leaves_out_large else None
-    examples = list(checked_golds(questions, databases, executor, large=large))
+    examples = [question.example for question in questions]
+    if check_gold:
+        examples = list(checked_golds(questions, databases, executor, large=large))
+    if refusal is not None:  # behind the golds: one that fails is at fault itself
+        refuse_hidden(questions, refusal)
     if not large:
         return examples
     _logger.warning(
@@ -124,23 +126,30 @@ def _place_named(find: Callable[[str], Database], question: Question) -> Databas
         raise DataError(f"{error}, for the question at {question.place}") from error
 
 
-def check_places(
-    questions: Iterable[Question], databases: Databases, refusal: Callable[[str, str], str] | None
-) -> None:
-    """Refuse questions without a database, or with a query that reads what is hidden; see `load_examples`.
+def check_databases(questions: Iterable[Question], databases: Databases) -> None:
+    """Refuse questions about a database that is not there.
 
     Raises:
-        DataError: One is refused; names its place.
+        DataError: One is; names its place.
     """
     for question in questions:
         _place_named(databases.address, question)
+
+
+def refuse_hidden(questions: Iterable[Question], refusal: Callable[[str, str], str]) -> None:
+    """Refuse questions with a query that reads what is hidden; see `load_examples`.
+
+    Raises:
+        DataError: One does; names its place.
+    """
+    for question in questions:
         one = question.example
         queries = (one.gold_sql, *one.other_golds, one.look_sql, one.guess_sql, one.check_sql)
         for sql in filter(None, queries):
-            if refusal and (reason := refusal(one.database, sql)):
+            if reason := refusal(one.database, sql):
                 raise DataError(
-                    f"a query of {one.id} reads what data.hide hides from the model: {reason}: leave the "
-                    f"question out, or the name out of data.hide ([] hides nothing): {sql} "
+                    f"a query of {one.id} is refused, as data.hide hides a part of its database: {reason}: "
+                    f"leave the question out, or the name out of data.hide ([] hides nothing): {sql} "
                     f"(at {question.place})"
                 )
 

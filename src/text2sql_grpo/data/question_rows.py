@@ -163,10 +163,14 @@ def row_question(
     given["database"] = given["database"] or database
     if origin and given["split"] is None:
         given["split"] = "train" if origin.startswith("train") else origin
-    missing = [" or ".join(_COLUMNS[name][:3]) for name in _REQUIRED if given[name] is None]
+    missing = [name for name in _REQUIRED if given[name] is None]
     if missing:
-        wanted, found = ", and of ".join(missing), ", ".join(map(str, row)) or "none"
-        raise DataError(f"a question needs a value of {wanted}, got the columns {found} (at {place})")
+        wanted = ", and of ".join(" or ".join(_COLUMNS[name][:3]) for name in missing)
+        names = {plain_name(column) for name in missing for column in _COLUMNS[name]}
+        columns = list(map(str, row))
+        empty = ", ".join(column for column in columns if plain_name(column) in names)
+        found = f"nothing in {empty}" if empty else f"the columns {', '.join(columns) or 'none'}"
+        raise DataError(f"a question needs a value of {wanted}, got {found} (at {place})")
     if "dbname" in cells and isinstance(given["gold_sql"], str):
         given["gold_sql"], *others = accepted_queries(given["gold_sql"]) or [""]
         given["other_golds"] = given["other_golds"] or others
