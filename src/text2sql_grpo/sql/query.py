@@ -154,7 +154,11 @@ def generated_columns(create: str) -> dict[str, str]:
 
 
 def in_dialect(sql: str, schema: Schema, dialect: str) -> str | None:
-    """A query of SQLite in a dialect of sqlglot, with its tables' namespaces; None if it cannot be said."""
+    """A query of SQLite in a dialect of sqlglot, with its tables' namespaces; None if it cannot be said.
+
+    NULLs are ordered as the dialect does by default, not as SQLite does: nobody writes `NULLS FIRST` for the
+    lowest, and it would find a NULL.
+    """
     tree = read_query(sql).tree
     if tree is None:
         return None
@@ -165,6 +169,9 @@ def in_dialect(sql: str, schema: Schema, dialect: str) -> str | None:
             table.set("db", exp.to_identifier(namespace))
     for identifier in tree.find_all(exp.Identifier):
         identifier.set("quoted", quote_name(identifier.name, schema.dialect) != identifier.name)
+    are_large = Dialect.get_or_raise(dialect).NULL_ORDERING == "nulls_are_large"
+    for key in tree.find_all(exp.Ordered):
+        key.set("nulls_first", are_large and bool(key.args.get("desc")))
     return write_query(tree, dialect)
 
 
