@@ -19,7 +19,13 @@ from text2sql_grpo.config import Config, DataConfig, EnvironmentConfig, ModelCon
 from text2sql_grpo.data.example import Example
 from text2sql_grpo.errors import DataError
 from text2sql_grpo.evaluation.bench import Bench
-from text2sql_grpo.evaluation.perturbations import Perturbed, SQLiteCopies, copies_of, perturbed
+from text2sql_grpo.evaluation.perturbations import (
+    Perturbed,
+    SQLiteCopies,
+    check_perturbations,
+    copies_of,
+    perturbed,
+)
 
 STAFF = """CREATE TABLE city (id INTEGER PRIMARY KEY, name TEXT, country TEXT);
 CREATE TABLE staff (id INTEGER PRIMARY KEY, name TEXT, salary INTEGER, city_id INTEGER REFERENCES city(id));
@@ -147,7 +153,7 @@ def test_one_database_has_no_distractors(config: Config, tmp_path: Path) -> None
     rows = (tmp_path / "questions.jsonl").read_text().splitlines(keepends=True)
     (tmp_path / "questions.jsonl").write_text("".join(rows[:-1]))
     with Bench.open(config) as bench, pytest.raises(DataError, match="there is only one"):
-        changed("distractors", bench, tmp_path)
+        check_perturbations(["order", "distractors"], bench, bench.held_out())
 
 
 def test_the_verb_prints_what_each_form_costs(

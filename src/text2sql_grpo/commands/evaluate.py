@@ -101,6 +101,7 @@ def evaluate(
         from text2sql_grpo.evaluation.bench import Bench, evenly_spaced, opened_model
         from text2sql_grpo.evaluation.endpoint import Endpoint
         from text2sql_grpo.evaluation.leaderboards import export as exported
+        from text2sql_grpo.evaluation.perturbations import check_perturbations
         from text2sql_grpo.evaluation.summary import scored_sets
         from text2sql_grpo.reporting import accuracy_tables as tables
         from text2sql_grpo.reporting.progress import answer_with_bar
@@ -110,6 +111,7 @@ def evaluate(
         source = model_path or Endpoint(str(base_url), str(model), key_variable, parallel)
         with Bench.open(run) as bench:
             chosen = {name: evenly_spaced(named, count) for name, named in bench.held_out(sets).items()}
+            check_perturbations(perturb or (), bench, chosen)
             for line in _unlike_the_run(run, recorded, bench.test, chosen, sampling):
                 console.print(Text(line), soft_wrap=True)
             asked = opened_model(source)

@@ -84,17 +84,11 @@ def perturbed(
         environment.sessions.arrange = lambda schema: _SCHEMAS[kind](schema, Random(f"{seed}/{schema.name}"))
         return Perturbed(environment, sets)
     databases = bench.environment.databases
-    names = sorted({one.database for named in sets.values() for one in named})
-    known = {name: copies_of(databases.address(name), name, f"--perturb {kind}") for name in names}
+    known = _files(kind, bench, sets)
     targets = {name: folder / f"{name}{copies.suffix}" for name, (copies, _) in known.items()}
     if kind == "distractors":
         for name, (copies, file) in known.items():
-            donors = [one for one in names if one != name and known[one][0] is copies]
-            if not donors:
-                raise DataError(
-                    f"--perturb distractors takes tables of another database like {name!r}: there is only one"
-                )
-            other = Random(f"{seed}/{name}").choice(donors)
+            other = Random(f"{seed}/{name}").choice(_donors(name, known))
             random = Random(f"{seed}/{name}/{other}")
             copies.with_tables_of(known[other][1], file, targets[name], random)
         return Perturbed(_environment(bench, folder), sets)
@@ -106,6 +100,38 @@ def perturbed(
         asked[name] = [one for one in found if one is not None]
         left_out += found.count(None)
     return Perturbed(environment, asked, left_out)
+
+
+def check_perturbations(
+    kinds: Iterable[Perturbation], bench: Bench, sets: Mapping[str, Sequence[Example]]
+) -> None:
+    """Refuse forms that the databases of the questions do not allow, before any is answered.
+
+    Raises:
+        DataError: A database is on a server, or has no other to take distractors from.
+    """
+    for kind in kinds:
+        if kind in ("rename", "distractors"):
+            _files(kind, bench, sets)
+
+
+def _files(
+    kind: Perturbation, bench: Bench, sets: Mapping[str, Sequence[Example]]
+) -> dict[str, tuple["Copies", Path]]:
+    """Maker of copies and file of each database that is asked about."""
+    names = sorted({one.database for named in sets.values() for one in named})
+    addresses = {name: bench.environment.databases.address(name) for name in names}
+    known = {name: copies_of(one, name, f"--perturb {kind}") for name, one in addresses.items()}
+    for name in known if kind == "distractors" else ():
+        if not _donors(name, known):
+            raise DataError(
+                f"--perturb distractors takes tables of another database like {name!r}: there is only one"
+            )
+    return known
+
+
+def _donors(name: str, known: Mapping[str, tuple["Copies", Path]]) -> list[str]:
+    return [other for other in known if other != name and known[other][0] is known[name][0]]
 
 
 def _environment(bench: Bench, folder: Path) -> Environment:
