@@ -7,6 +7,7 @@ from text2sql_grpo.grading.gold_query import GoldQuery, read_gold
 from text2sql_grpo.grading.near_values import as_column_value, date_format, matching_texts, near_values
 from text2sql_grpo.grading.time_steps import Step
 from text2sql_grpo.sql.outcome import Cell
+from text2sql_grpo.sql.query import read_query
 from text2sql_grpo.sql.schema import Schema, read_schema
 
 
@@ -83,6 +84,15 @@ def test_columns_computed_of_each_other_take_bounded_work(schema: Schema) -> Non
     stars = "".join(f", t{n} AS (SELECT * FROM t{n - 1} AS a, t{n - 1} AS b)" for n in range(1, 40))
     gold = read(f"WITH t0 AS (SELECT * FROM visit){stars} SELECT 1 FROM t39 WHERE nothing > 9", schema)
     assert gold.tables == {"visit"}
+
+
+def test_the_rest_of_a_count_may_be_a_limit(schema: Schema) -> None:
+    count = "(SELECT count(*) FROM visit)"
+    middle = f"SELECT paid FROM visit ORDER BY paid LIMIT 2 - {count} % 2 OFFSET {count} / 2"
+    median = f"SELECT avg(paid) FROM ({middle})"
+    assert read(median, schema).tables == {"visit"}
+    percent = read_query("SELECT paid FROM visit LIMIT 40%", "duckdb").tree
+    assert percent is not None and percent.sql("duckdb") == "SELECT paid FROM visit LIMIT 40 PERCENT"
 
 
 def test_text_in_double_quotes_is_a_string_where_no_column_has_its_name(schema: Schema) -> None:

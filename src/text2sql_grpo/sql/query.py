@@ -359,6 +359,12 @@ def _bounded(parser: type[Parser]) -> Any:
             self._spend(1)
             super()._advance(times)
 
+        def _parse_term(self, **options: Any) -> exp.Expr | None:
+            if parser is not Dialect.get_or_raise("duckdb").parser_class:  # which has `LIMIT 5 %`
+                options.pop("parse_mod", None)
+            found: exp.Expr | None = super()._parse_term(**options)
+            return found
+
         def _parse_bracket(self, this: exp.Expr | None = None) -> exp.Expr | None:
             if this is not None and self._curr.token_type == TokenType.L_BRACKET:
                 self._spend(sum(1 for _ in this.walk()))  # each index annotates all that it is put on
