@@ -49,6 +49,17 @@ def found(result: QuestionAudit) -> list[tuple[str, str, str]]:
     return [(finding.id, finding.reason, finding.detail) for finding in result.findings]
 
 
+def test_golds_that_read_hidden_columns(databases: Databases, executor: SQLExecutor) -> None:
+    environment = SQLEnvironment(databases, executor, EnvironmentSettings(), hide=["t.b"])
+    result = audit_questions(
+        [ask("fine"), ask("b", "SELECT b FROM t"), ask("c", "SELECT c FROM t")], environment
+    )
+    (hidden, failed) = found(result)
+    assert hidden[:2] == ("b", "hidden") and "column b is hidden" in hidden[2]
+    assert failed[:2] == ("c", "error")
+    assert [row["id"] for row in result.quarantine()] == ["b", "c"]
+
+
 def test_golds_that_fail_or_find_nothing(databases: Databases, executor: SQLExecutor) -> None:
     result = audit(
         databases,

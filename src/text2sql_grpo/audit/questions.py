@@ -22,6 +22,7 @@ from text2sql_grpo.sql.schema_text import estimated_tokens
 
 REASONS = {
     "error": "a gold fails, has too many rows to compare, or has no database",
+    "hidden": "the gold reads what data.hide hides from the model",
     "empty": "the gold returns no rows, or only NULLs",
     "slow": "the gold takes longer than allowed",
     "non_deterministic": "the gold's rows depend on chance or on the scan order",
@@ -155,6 +156,8 @@ def _gold_findings(
             outcome = outcome._replace(is_truncated=False)  # the database itself compares its rows
         for fault in _faults(question.example, outcome, slow_s):
             yield _finding(question, *fault)
+        if outcome.is_ok and (hidden := environment.hidden(question.example.database).refusal(gold[1])):
+            yield _finding(question, "hidden", hidden)
         if reason:
             yield _finding(question, *reason)
         is_whole = outcome.is_ok and not outcome.is_truncated

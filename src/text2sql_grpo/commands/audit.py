@@ -13,6 +13,7 @@ from text2sql_grpo.data.databases import Databases
 from text2sql_grpo.environment.session import EnvironmentSettings, SQLEnvironment
 from text2sql_grpo.errors import ConfigError
 from text2sql_grpo.sql import Limits, SQLExecutor
+from text2sql_grpo.sql.personal import PERSONAL
 
 GOLD_TIMEOUT_S = 30.0  # a slow gold is reported as slow, not as broken
 
@@ -74,7 +75,7 @@ def data(
             write_suspects(suspects, found)
         audit = audit_questions(
             questions,
-            SQLEnvironment(databases, executor, settings, hide=run.data.hide if run else ()),
+            SQLEnvironment(databases, executor, settings, hide=run.data.hide if run else (PERSONAL,)),
             others={str(path): read_questions(path, database=database) for path in against or ()},
             suite=grader.suite,
             suspects=found,
