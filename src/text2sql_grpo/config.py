@@ -531,6 +531,11 @@ def load_config(path: Path | str, overrides: Sequence[str] = ()) -> Config:
     is_own = is_bundled(path)
     try:
         text = located(path).read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        near = [str(one) for one in path.parent.glob("*.y*ml")]
+        close = difflib.get_close_matches(str(path), near, n=1)
+        hint = f"did you mean {close[0]}?" if close else "text2sql-grpo config > my.yaml writes one"
+        raise ConfigError(f"no such config: {path}: {hint}") from error
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read the config: {error} ({path})") from error
     try:

@@ -257,9 +257,13 @@ def test_every_fault_is_named_at_once(tmp_path: Path) -> None:
 
 
 def test_file_that_cannot_be_read(tmp_path: Path) -> None:
-    for path in (tmp_path / "missing.yaml", tmp_path):
-        with pytest.raises(ConfigError, match=rf"cannot read the config: .*\({re.escape(str(path))}\)"):
-            load_config(path)
+    with pytest.raises(ConfigError, match=rf"cannot read the config: .*\({re.escape(str(tmp_path))}\)"):
+        load_config(tmp_path)
+    with pytest.raises(ConfigError, match=r"no such config: .*missing.yaml: text2sql-grpo config > my.yaml"):
+        load_config(tmp_path / "missing.yaml")
+    (tmp_path / "config.yaml").write_text(SMALLEST)
+    with pytest.raises(ConfigError, match=r"no such config: .*confg.yaml: did you mean .*config.yaml"):
+        load_config(tmp_path / "confg.yaml")
     (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ConfigError, match=r"cannot read the config: .*binary"):
         load_config(tmp_path / "binary.yaml")

@@ -55,7 +55,11 @@ def overlap(questions: Path, databases: Databases | None = None) -> list[Overlap
     }
     training_sets = [name for name in TRAINING_SETS if name in sets]
     if not training_sets:
-        raise DataError(f"no file demonstrations or train, only {sorted(sets)} ({questions})")
+        known = ", ".join(path.name for path in paths) or "no question files"
+        raise DataError(
+            f"no train.jsonl or demonstrations.jsonl (or .csv, .tsv), which the others are compared with: "
+            f"{known} in the folder {questions}"
+        )
     rows = []
     for name in training_sets:
         seen = {key: set[str]().union(*(keys[key] for keys in sets[name])) for key in KEYS}
