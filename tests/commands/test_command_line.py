@@ -231,7 +231,7 @@ def test_errors_of_every_verb_are_one_line(tmp_path: Path, capsys: pytest.Captur
     assert "nowhere" in refused("audit", "data", "a.jsonl", "--db", "nowhere", capsys=capsys)
     assert "a.jsonl" in refused("audit", "data", "a.jsonl", "--db", ".", capsys=capsys)
     line = refused("audit", "data", "a.jsonl", "--db", ".", "--keep", "error", "ties", capsys=capsys)
-    assert "--keep must be of error, empty, slow, " in line and "got 'ties'" in line
+    assert "--keep must be of error, hidden, empty, slow, " in line and "got 'ties'" in line
     assert "nowhere.yaml" in refused("audit", "reward", "--config", "nowhere.yaml", capsys=capsys)
 
 
