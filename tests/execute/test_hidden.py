@@ -457,12 +457,12 @@ def test_nothing_is_checked_where_nothing_is_hidden(tmp_path: Path) -> None:
 PERSONAL_NAMES = """
 userPassword pwd_hash api_key Passwort motDePasse contraseña E-Mail emailAddress Telefonnummer téléphone
 customer_phone SSN passport_no credit_card_number iban codice_fiscale 手机号码 national_id
-tax_id パスワード
+tax_id VAT_no vat_id vatNumber パスワード
 """
 OTHER_NAMES = """
 name last_name birth_date street city zip_code country email_sent token_count phone_type has_password
 mailing_list postcode account_number card_type compass cellar pinboard
-phone_id token_id
+phone_id token_id vat_rate vat private_no
 """
 
 

@@ -25,12 +25,12 @@ _NAMED = re.compile(
     rf"(?:^|_)(?:{'|'.join(_WORDS.split())})(?:_|$)|\w(?:password|passwort|email|phone|telefon|creditcard)(?:_|$)"
     "|mots?_de_passe|(?:api|private|secret|access|auth|encryption)_key|pass(?:word)?_?hash|pass_?salt|e_mail"
     "|e_post(?:_|$)|(?:home|work|cell|mobile|contact|tel|card|cc)_?(?:nr|no|num|number)$|social_security|national_id"
-    "|id_card|identity_(?:card|no|number)|(?:drivers?|driving)_licen[cs]e|tax_(?:number|no)$|^tax_id$|security_code"
+    "|id_card|identity_(?:card|no|number)|(?:drivers?|driving)_licen[cs]e|(?:tax|vat)_(?:number|no|nr)$|^(?:tax|vat)_id$|security_code"
     "|codice_fiscale|securite_sociale|credit_card|^(?:mail|pin|hash|salt|pw|pass|tel|mobile|cell|rut|nif|nie)$"
     "|密码|口令|パスワード|电话|電話|手机|手機|邮箱|メール|身份证|护照|银行卡"
 )
 _FACT = "count|num|has|is|type|length|verified|sent|at|date|id"  # about such data
-_FACTS = re.compile(f"(?:^|_)(?:{_FACT}|number_of)_|(?<!national)(?<!tax)(?<!steuer)_(?:{_FACT})$")
+_FACTS = re.compile(f"(?:^|_)(?:{_FACT}|number_of)_|(?<!national)(?<!tax)(?<!vat)(?<!steuer)_(?:{_FACT})$")
 _SHAPES = re.compile(
     r"[^@\s]+@[^@\s]+\.[A-Za-z]{2,}|"  # e-mail
     r"(\+|00)[1-9][\d ()./-]{6,18}\d|\(\d{2,5}\) ?\d[\d -]{4,12}|\d{3}[-.]\d{3}[-.]\d{4}( ?x\d+)?|"  # phone
