@@ -302,10 +302,13 @@ def test_no_template_floods_the_file_and_tables_share_it(any_names: Path, tmp_pa
 def test_a_table_without_questions_is_named_with_the_reason(tmp_path: Path) -> None:
     file = tmp_path / "shop.sqlite"
     with closing(sqlite3.connect(file)) as connection:
-        connection.execute("CREATE TABLE visits (id INTEGER PRIMARY KEY, city TEXT)")
+        connection.execute(
+            'CREATE TABLE visits (id INTEGER PRIMARY KEY, city TEXT, fee TEXT, "Odd Sum" TEXT)'
+        )
         connection.execute("CREATE TABLE empty (id INTEGER PRIMARY KEY, city TEXT)")
         connection.execute("CREATE TABLE a_b (a INTEGER REFERENCES visits, b INTEGER REFERENCES empty)")
-        connection.executemany("INSERT INTO visits VALUES (?, ?)", [(i, "AB"[i % 2]) for i in range(40)])
+        rows = [(i, "AB"[i % 2], "free", "kr 7,-") for i in range(40)]
+        connection.executemany("INSERT INTO visits VALUES (?, ?, ?, ?)", rows)
         connection.execute("INSERT INTO a_b VALUES (1, 2)")
         connection.commit()
     words = tmp_path / "words.yaml"
@@ -314,7 +317,8 @@ def test_a_table_without_questions_is_named_with_the_reason(tmp_path: Path) -> N
         make_questions(file, tmp_path / "none", question_sets=TINY_SETS, words=words)
     made = make_questions(file, tmp_path / "made", question_sets=TINY_SETS)
     reasons = {one.table: (one.n_questions > 0, one.reason) for one in made.tables}
-    assert reasons["visits"] == (True, "") and reasons["empty"] == (False, "no rows")
+    assert reasons["visits"] == (True, "not asked about: fee, Odd Sum")
+    assert reasons["empty"] == (False, "no rows")
 
 
 @pytest.mark.thorough

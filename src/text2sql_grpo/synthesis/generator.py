@@ -4,7 +4,7 @@ import logging
 import math
 import random
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
@@ -15,8 +15,10 @@ from text2sql_grpo.data.databases import WHAT_IS_READ, Databases
 from text2sql_grpo.data.example import Example
 from text2sql_grpo.errors import DataError
 from text2sql_grpo.files import read_json, read_jsonl, refuse_edited, sha256, write_json, write_jsonl
-from text2sql_grpo.sql import SQLExecutor
+from text2sql_grpo.sql import SQLExecutor, schema
 from text2sql_grpo.sql.address import Database as Address
+from text2sql_grpo.sql.names import listed
+from text2sql_grpo.sql.query import lexemes
 from text2sql_grpo.synthesis.candidates import Draft, Drafter, Side, stable_number
 from text2sql_grpo.synthesis.profile import TIMEOUT_S, Profile
 from text2sql_grpo.synthesis.templates import BUNDLED, OWN, Template, templates
@@ -28,6 +30,7 @@ PERSONAL = ("personal",)  # the default of `data.hide`
 MAX_ROWS = 50
 MAX_FAILURES = 60
 MAX_TIMEOUTS = 3
+MAX_NAMED = 6  # columns that are not asked about, in a table's remark
 MAX_SHARE = 0.1
 """Largest share of a file that one template gives, where ten or more can be used."""
 MIN_EACH = 20
@@ -75,6 +78,7 @@ class Taken:
     Attributes:
         tables: Number of questions by database and table.
         timeouts: Number of drafts whose queries took too long, likewise.
+        named: Names in lower case in the gold queries, likewise.
         on_question: Called after each question.
     """
 
@@ -82,13 +86,17 @@ class Taken:
     golds: dict[str, str] = field(default_factory=dict)
     tables: Counter[tuple[str, str]] = field(default_factory=Counter)
     timeouts: Counter[tuple[str, str]] = field(default_factory=Counter)
+    named: defaultdict[tuple[str, str], set[str]] = field(default_factory=lambda: defaultdict(set))
     on_question: Callable[[], object] = int
 
     def add(self, draft: Draft, question_set: str) -> None:
         """Note a draft that a file takes."""
         self.questions.add(draft.example.question)
         self.golds[draft.example.gold_sql] = question_set
-        self.tables.update((draft.example.database, table) for table in draft.tables)
+        names = {one.value.lower() for one in lexemes(draft.example.gold_sql) if one.kind in ("word", "name")}
+        for table in draft.tables:
+            self.tables[draft.example.database, table] += 1
+            self.named[draft.example.database, table] |= names
         self.on_question()
 
 
@@ -99,7 +107,7 @@ class TableReport:
     Attributes:
         n_rows: Number of its rows.
         n_questions: Number of questions whose gold query reads it.
-        reason: Why there is none, or none of its columns is asked about; empty if some are.
+        reason: Why there is none, or which of its columns are not asked about; empty if all are.
     """
 
     database: str
@@ -247,10 +255,19 @@ def _reports(database: Database, taken: Taken) -> Iterator[TableReport]:
             )
         elif not count:
             reason = "no draft had a plain answer"
+        elif silent := _silent_columns(profile.table, taken.named[database.name, name]):
+            reason = f"not asked about: {listed(silent, MAX_NAMED)}"
         yield TableReport(database.name, name, profile.n_rows, count, reason)
     for one in database.profile.ambiguous:
         name = f"{one.namespace}.{one.name}"
         yield TableReport(database.name, name, one.n_rows, 0, "another schema has a table of this name")
+
+
+def _silent_columns(table: schema.Table, named: set[str]) -> list[str]:
+    """Columns that no gold query names, keys aside: of one value, long or mixed ones, amounts as text."""
+    keys = {name for key in (*table.keys, *(one.columns for one in table.foreign_keys)) for name in key}
+    others = [column.name for column in table.columns if not column.is_primary_key]
+    return [name for name in others if name not in keys and name.lower() not in named]
 
 
 def _examples(
