@@ -546,8 +546,7 @@ def load_config(path: Path | str, overrides: Sequence[str] = ()) -> Config:
         raise ConfigError(f"a config must be a mapping of sections, got {type(tree).__name__} ({path})")
     if is_own:
         tree = with_bundled_paths(tree)
-    for key, value in _parse_overrides(overrides):
-        _set(tree, key, value)
+    override(tree, overrides)
     if not is_own and _imports_rewards(tree.get("rewards")):
         sys.path.append(str(path.parent.absolute()))
     return parse_config(tree, source=str(path))
@@ -660,8 +659,13 @@ _REMOVED = {
 }
 
 
-def _parse_overrides(arguments: Sequence[str]) -> list[tuple[str, Any]]:
-    parsed, rest = [], list(arguments)
+def override(tree: dict[str, Any], arguments: Sequence[str]) -> None:
+    """Set the fields of command-line arguments, such as `["--run.seed", "1"]`, in a tree of plain values.
+
+    Raises:
+        ConfigError: A field has no value, or its value is not YAML.
+    """
+    rest = list(arguments)
     while rest:
         flag = rest.pop(0)
         key, equals, text = flag.removeprefix("--").partition("=")
@@ -669,10 +673,10 @@ def _parse_overrides(arguments: Sequence[str]) -> list[tuple[str, Any]]:
             raise ConfigError(f"options must be --section.key VALUE, got {flag!r} (command line)")
         text = text if equals else rest.pop(0)
         try:
-            parsed.append((key, parse_yaml(text, _Loader)))
+            value = parse_yaml(text, _Loader)
         except ValueError as error:
             raise ConfigError(f"--{key} must be a YAML value, got {text!r} (command line)") from error
-    return parsed
+        _set(tree, key, value)
 
 
 def _set(tree: dict[str, Any], dotted: str, value: Any) -> None:

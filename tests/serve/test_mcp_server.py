@@ -7,7 +7,7 @@ import shutil
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ import psycopg
 from mcp import Client, StdioServerParameters, stdio_client
 from mcp.client.streamable_http import streamable_http_client
 
+from tests.databases import sqlite_file
 from tests.postgres_server import PostgresServer
 from tests.scripted_policy import SHOP
 from tests.tiny_run import json_lines
@@ -57,9 +58,11 @@ def audit_log(tmp_path: Path) -> Iterator[AuditLog]:
     log.close()
 
 
-def results(database: Path | str, executor: SQLExecutor, log: AuditLog, *calls: Call) -> list[Any]:
+def results(
+    database: Path | str, executor: SQLExecutor, log: AuditLog, *calls: Call, hide: Sequence[str] = ()
+) -> list[Any]:
     """Results of calls of the SDK's client, without a transport."""
-    server = make_server(database, executor, log, observation=ObservationLimits(max_rows=2))
+    server = make_server(database, executor, log, observation=ObservationLimits(max_rows=2), hide=hide)
 
     async def talk() -> list[Any]:
         async with Client(server) as client:
@@ -68,8 +71,8 @@ def results(database: Path | str, executor: SQLExecutor, log: AuditLog, *calls: 
     return asyncio.run(talk())
 
 
-def texts(*arguments: Any) -> list[tuple[bool, str]]:
-    return [(result.is_error, result.content[0].text) for result in results(*arguments)]
+def texts(*arguments: Any, **options: Any) -> list[tuple[bool, str]]:
+    return [(result.is_error, result.content[0].text) for result in results(*arguments, **options)]
 
 
 def query(sql: str, **arguments: object) -> Call:
@@ -107,6 +110,62 @@ def test_queries_run_under_the_limits_and_each_leaves_a_line(
     assert all(line["time"].endswith("+00:00") for line in lines)
     assert lines[0]["session"] == f"stdio:{os.getpid()}"
     assert (audit_log.path.stat().st_mode & 0o777) == 0o600
+
+
+LETTERS = """
+CREATE TABLE customer (id INTEGER PRIMARY KEY, name TEXT, email TEXT);
+CREATE VIEW letter AS SELECT id, email AS address FROM customer;
+INSERT INTO customer VALUES (1, 'Ann', 'ann@a.org');
+"""
+
+
+@pytest.mark.parametrize("hide", [["personal"], ["customer.email"], ["*.nope"]])
+def test_no_tool_shows_what_is_hidden(
+    hide: list[str],
+    tmp_path: Path,
+    executor: SQLExecutor,
+    audit_log: AuditLog,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    path = sqlite_file(tmp_path / "shop.sqlite", LETTERS)
+    queries = [
+        "SELECT email FROM customer",
+        "SELECT * FROM customer",
+        "SELECT address FROM letter",
+        "SELECT sql FROM sqlite_master",
+        "SELECT e_mail FROM customer",
+        "PRAGMA table_info(customer)",
+    ]
+    names = [("describe_table", {"table": name}) for name in ("customer", "letter")]
+    calls = [("list_tables", {}), *names, *map(query, queries), query("SELECT name FROM customer")]
+    answers = results(path, executor, audit_log, *calls, hide=hide)
+    shown = " ".join(f"{one.content[0].text} {one.structured_content}" for one in answers)
+    assert "Ann" in shown and "name TEXT" in shown
+    for word in ("ann@a.org", "email TEXT", "address TEXT"):
+        assert (word in shown) == (hide == ["*.nope"])
+    statuses = [line["status"] for line in json_lines(audit_log.path)]
+    is_hidden = hide != ["*.nope"]
+    assert statuses[:3] == (["denied"] * 3 if is_hidden else ["ok"] * 3)
+    logged = "customer.email, letter.address" if is_hidden else "no table or column of shop is named *.nope"
+    assert caplog.text.count(logged) == 1
+
+
+def test_a_table_that_comes_later_is_hidden_and_shown_as_the_others(
+    tmp_path: Path, executor: SQLExecutor, audit_log: AuditLog, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = sqlite_file(tmp_path / "shop.sqlite", LETTERS)
+    server = make_server(path, executor, audit_log, observation=ObservationLimits())  # hides personal data
+
+    async def talk() -> list[Any]:
+        async with Client(server) as client:
+            with closing(sqlite3.connect(path)) as connection:
+                connection.executescript("CREATE TABLE staff (id INTEGER, email TEXT)")
+            calls = [("list_tables", {}), query("SELECT id FROM staff"), query("SELECT email FROM staff")]
+            return [await client.call_tool(*call) for call in calls]
+
+    listed, rows, hidden = [result.content[0].text for result in asyncio.run(talk())]
+    assert "staff" in listed and rows == "id\n(no rows)" and "hidden" in hidden
+    assert "staff.email" in caplog.text
 
 
 def test_results_are_structured_and_paged(database: Path, executor: SQLExecutor, audit_log: AuditLog) -> None:
@@ -147,6 +206,10 @@ def test_postgresql(postgres_server: PostgresServer, executor: SQLExecutor, audi
         connection.execute(restricted_role_sql("mcp_reader", "secret", "mcp_shop"))
     url = postgres_server.url("mcp_reader", "secret", "mcp_shop")
     assert texts(url, executor, audit_log, query("SELECT 1 AS n")) == [(False, "n\n1")]
+    hidden, tables = texts(
+        url, executor, audit_log, query("SELECT city FROM branch"), ("list_tables", {}), hide=["*.city"]
+    )
+    assert "hidden" in hidden[1] and tables == (False, "(no tables)")
     with pytest.raises(DataError, match="superuser"):
         texts(postgres_server.admin_url("mcp_shop"), executor, audit_log)
 
@@ -189,7 +252,7 @@ def test_a_query_that_cannot_be_logged_gets_no_answer(database: Path, executor: 
         (["--db", "{db}", "--transport", "http", "--token", ""], "the token is empty"),
         (["--db", "{db}", "--transport", "http", "--host", "192.0.2.1", "--token", "x"], "cannot listen"),
         (["--db", "{db}", "--audit_log", "{db}/log"], "cannot write the audit log"),
-        (["--db", "{db}", "--environment.max_turns", "3"], "--config"),
+        (["--db", "{db}", "--data.hid", "[]"], "unknown key data.hid"),
         (["--db", "{db}", "--config", "none.yaml"], "none.yaml"),
     ],
 )
@@ -250,9 +313,11 @@ def http_log(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def url(database: Path, http_log: Path) -> Iterator[str]:
     """URL of a server over HTTP that wants the token."""
     words = command(database, http_log, "--transport", "http", "--port", "0", "--allowed_host", "sql.example")
+    words += ["--data.hide", "[branch.city]"]
     environment = os.environ | {"TEXT2SQL_GRPO_MCP_TOKEN": TOKEN}
     with subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env=environment) as server:
         assert server.stderr is not None
+        assert "hidden from the model in shop: big cities, branch.city" in server.stderr.readline()
         yield server.stderr.readline().split()[-1]
         server.terminate()
 
@@ -272,6 +337,7 @@ def test_http_serves_many_calls_of_the_sdk_s_client_at_once(url: str, http_log: 
             Client(streamable_http_client(url, http_client=web)) as client,
         ):
             assert len((await client.list_tools()).tools) == 3
+            assert (await client.call_tool(*query("SELECT city FROM branch"))).is_error
             calls = (client.call_tool(*query(f"SELECT {number} AS n")) for number in range(64))
             return await asyncio.gather(*calls)
 

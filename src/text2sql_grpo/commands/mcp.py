@@ -2,12 +2,11 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from text2sql_grpo.commands.options import Port, writing_to
-from text2sql_grpo.config import load_config
+from text2sql_grpo.config import load_config, override, parse_config
 from text2sql_grpo.data.databases import cache_folder, open_address
-from text2sql_grpo.environment.session import EnvironmentSettings
 from text2sql_grpo.errors import ConfigError
 from text2sql_grpo.sql import SQLExecutor
 from text2sql_grpo.sql.executor import DEFAULT_WORKERS
@@ -37,15 +36,17 @@ def mcp(
         token: Token that http requests must carry; better in $TEXT2SQL_GRPO_MCP_TOKEN.
         allowed_host: Names under which http is served, next to local ones, such as that of a proxy.
         audit_log: JSONL of every query; default: mcp/ in the cache folder.
-        config: YAML whose environment sets the limits; default: the defaults.
+        config: YAML whose `data.hide`, `environment.limits` and `environment.observation` are taken; default:
+            the defaults, which hide personal data.
     """
     from text2sql_grpo.integrations.mcp.server import AuditLog, make_server, open_http
 
-    environment = EnvironmentSettings()
     if config is not None:
-        environment = load_config(config, settings).environment
-    elif settings:
-        raise ConfigError(f"settings such as {settings[0]} need --config FILE")
+        run = load_config(config, settings)
+    else:
+        tree: dict[str, Any] = {"model": {"path": "none"}, "data": {"databases": "none", "train": "none"}}
+        override(tree, settings)
+        run = parse_config(tree, source="command line")
     token = os.environ.get(TOKEN_VARIABLE) if token is None else token
     if token == "":
         raise ConfigError(f"the token is empty (--token or ${TOKEN_VARIABLE})")
@@ -53,12 +54,13 @@ def mcp(
         raise ConfigError("--allowed_host needs --transport http")
     workers = max(8, DEFAULT_WORKERS) if transport == "http" else DEFAULT_WORKERS
     log = AuditLog(audit_log or cache_folder("mcp") / "audit.jsonl")
-    with writing_to(log.path), SQLExecutor(environment.limits, workers=workers) as executor:
+    with writing_to(log.path), SQLExecutor(run.environment.limits, workers=workers) as executor:
         server = make_server(
             db if "://" in db else open_address(db)[1],
             executor,
             log,
-            observation=environment.observation,
+            observation=run.environment.observation,
+            hide=run.data.hide,
             token=token,
         )
         if transport == "stdio":

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import field, replace
+from dataclasses import field
 from typing import TYPE_CHECKING
 
 from text2sql_grpo.checked import Positive, checked
@@ -21,12 +21,11 @@ from text2sql_grpo.environment.protocols import (
     unmarked_query,
 )
 from text2sql_grpo.environment.tools import ExecutorBackend, ToolBackend
-from text2sql_grpo.errors import DataError
 from text2sql_grpo.sql import Limits, SQLExecutor
 from text2sql_grpo.sql.address import parse_address
 from text2sql_grpo.sql.names import listed
 from text2sql_grpo.sql.personal import PERSONAL
-from text2sql_grpo.sql.schema import Schema, read_schema
+from text2sql_grpo.sql.schema import Schema
 from text2sql_grpo.sql.schema_choice import TableChoice, table_choice
 from text2sql_grpo.sql.schema_text import SchemaText, estimated_tokens, schema_text
 
@@ -172,6 +171,16 @@ class SQLSession:
         return message
 
 
+def log_hidden(hidden: "Hidden", *, is_only_database: bool) -> None:
+    """Log what is hidden in a database, and the patterns that hide nothing if there is no other one."""
+    name = hidden.schema.name
+    if names := hidden.names():
+        shown = listed(names, MAX_HIDDEN_SHOWN)
+        _logger.warning("hidden from the model in %s: %s (data.hide; [] hides nothing)", name, shown)
+    for pattern in hidden.unmatched if is_only_database else ():
+        _logger.warning("data.hide: no table or column of %s is named %s", name, pattern)
+
+
 class SQLEnvironment:
     """Factory of sessions over a folder of databases; schemas are read once.
 
@@ -219,26 +228,12 @@ class SQLEnvironment:
         Raises:
             DataError: The schema, or the list of the database's own functions, cannot be read.
         """
-        from text2sql_grpo.sql.hidden import hide, unmatched  # with sqlglot, which the config need not load
+        from text2sql_grpo.sql.hidden import read_hidden  # with sqlglot, which the config need not load
 
         if database not in self._hidden:
             address = self.databases.address(database)
-            schema = replace(read_schema(address), name=database)
-            found = hide(schema, self._patterns)
-            functions_sql = parse_address(address).engine.functions_sql
-            if found.columns and functions_sql:
-                answer = self.executor.execute(address, functions_sql, limits=Limits(timeout_s=60.0))
-                if not answer.is_ok or answer.is_truncated:
-                    raise DataError(f"cannot list the functions of {database}, for data.hide: {answer.error}")
-                found = hide(schema, self._patterns, functions=[str(name) for (name,) in answer.rows])
-            if names := found.names():
-                _logger.warning(
-                    "hidden from the model in %s: %s (data.hide; [] hides nothing)",
-                    database,
-                    listed(names, MAX_HIDDEN_SHOWN),
-                )
-            for pattern in unmatched(schema, self._patterns) if len(self.databases.names()) == 1 else ():
-                _logger.warning("data.hide: no table or column of %s is named %s", database, pattern)
+            found = read_hidden(address, self._patterns, self.executor, name=database)
+            log_hidden(found, is_only_database=len(self.databases.names()) == 1)
             self._hidden[database] = found
         return self._hidden[database]
 

@@ -14,12 +14,15 @@ from typing import TypeVar
 
 from sqlglot import exp
 
+from text2sql_grpo.errors import DataError
+from text2sql_grpo.sql.address import Database, parse_address
 from text2sql_grpo.sql.engines import ENGINES
+from text2sql_grpo.sql.executor import SQLExecutor
 from text2sql_grpo.sql.names import dotted_name, quote_name
-from text2sql_grpo.sql.outcome import ExecutionOutcome
+from text2sql_grpo.sql.outcome import ExecutionOutcome, Limits
 from text2sql_grpo.sql.personal import PERSONAL, is_personal
 from text2sql_grpo.sql.query import Lexeme, lexemes, quotes_alike, read_query, without_comments
-from text2sql_grpo.sql.schema import Schema, Table, View
+from text2sql_grpo.sql.schema import Schema, Table, View, read_schema
 
 _Relation = TypeVar("_Relation", Table, View)
 
@@ -47,12 +50,14 @@ class Hidden:
         columns: Hidden columns by table or view. Empty if nothing is hidden.
         visible: Columns that are not hidden, by table or view; none of one that is hidden as a whole.
         functions: Functions that the database defines, which may read anything: no query may call them.
+        unmatched: Patterns that name no table and no column: misspelt ones, of a schema that is all there is.
     """
 
     schema: Schema
     columns: dict[str, frozenset[str]]
     visible: dict[str, frozenset[str]]
     functions: frozenset[str]
+    unmatched: tuple[str, ...] = ()
 
     @property
     def dialect(self) -> str:
@@ -68,9 +73,10 @@ class Hidden:
         """Reason for the model why a query must not run; empty if it reads nothing hidden."""
         if not self.columns:
             return ""
-        text, read = without_comments(sql, self.dialect), read_query(sql, self.dialect)
+        read = read_query(sql, self.dialect)
         if read.tree is None:
             return f"{_UNREAD}: {read.reason}"
+        text = without_comments(sql, self.dialect)
         if not quotes_alike(text, self.dialect):
             return f"{_UNREAD}: its quotes are ambiguous"
         return _refusal(self, read.tree, list(lexemes(text, self.dialect)))
@@ -114,7 +120,31 @@ def hide(schema: Schema, patterns: Sequence[str], *, functions: Collection[str] 
             columns[_folded(table.name)] |= _computed(table, hidden)
         for view in schema.views if found else ():
             columns[_folded(view.name)] |= _derived(view, hidden)
-    return replace(hidden, schema=_pruned(hidden))
+    others = [pattern for pattern in patterns if pattern != PERSONAL]
+    unmatched = (p for p in others if not any(_matching(r, [p], schema.dialect) for r in schema.relations))
+    return replace(hidden, schema=_pruned(hidden), unmatched=tuple(unmatched))
+
+
+def read_hidden(
+    database: Database, patterns: Sequence[str], executor: SQLExecutor, *, name: str = ""
+) -> Hidden:
+    """Read the schema of a database, and hide tables and columns of it; see `hide`.
+
+    Args:
+        name: Name of the database in its schema; empty for its own.
+
+    Raises:
+        DataError: The schema, or the list of the database's own functions, cannot be read.
+    """
+    schema = read_schema(database)
+    schema = replace(schema, name=name or schema.name)
+    found, functions_sql = hide(schema, patterns), parse_address(database).engine.functions_sql
+    if not found.columns or not functions_sql:
+        return found
+    answer = executor.execute(database, functions_sql, limits=Limits(timeout_s=60.0))
+    if not answer.is_ok or answer.is_truncated:
+        raise DataError(f"cannot list the functions of {schema.name}, for data.hide: {answer.error}")
+    return hide(schema, patterns, functions=[str(name) for (name,) in answer.rows])
 
 
 def _folded(name: str) -> str:
@@ -132,11 +162,6 @@ def _matching(relation: Table | View, patterns: Sequence[str], dialect: str) -> 
             is_row_id = dialect == "sqlite" and column.is_primary_key and "int" in column.type.lower()
             found |= {_folded(column.name), *(_ROW_IDS if is_row_id else ())}
     return frozenset(found)
-
-
-def unmatched(schema: Schema, patterns: Sequence[str]) -> list[str]:
-    """Patterns that name no table and no column: misspelt ones, of a schema that is all there is."""
-    return [pattern for pattern in patterns if pattern != PERSONAL and not hide(schema, [pattern]).columns]
 
 
 def _pruned(hidden: Hidden) -> Schema:

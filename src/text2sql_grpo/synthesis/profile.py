@@ -12,7 +12,7 @@ from text2sql_grpo.errors import DataError
 from text2sql_grpo.grading.mirror import mirror_type, table_sql
 from text2sql_grpo.sql import SQLExecutor
 from text2sql_grpo.sql.address import Database, parse_address
-from text2sql_grpo.sql.hidden import hide, unmatched
+from text2sql_grpo.sql.hidden import hide
 from text2sql_grpo.sql.names import quote_name
 from text2sql_grpo.sql.outcome import Limits, Row
 from text2sql_grpo.sql.query import in_dialect
@@ -116,9 +116,8 @@ class Profile:
         self.executor = executor
         self._engine = parse_address(database).engine
         self.native = cache(self._native)
-        schema = read_schema(database)
-        found = hide(schema, hidden)
-        self.schema, self.hidden, self.unmatched = found.schema, found.names(), unmatched(schema, hidden)
+        found = hide(read_schema(database), hidden)
+        self.schema, self.hidden, self.unmatched = found.schema, found.names(), found.unmatched
         tables = self.schema.tables
         names = Counter(table.name.lower() for table in tables)
         self.ambiguous = tuple(one for one in tables if one.namespace and names[one.name.lower()] > 1)

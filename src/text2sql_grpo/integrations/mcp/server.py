@@ -1,4 +1,4 @@
-"""Read-only MCP server over one database: lists tables, describes them and runs queries.
+"""Read-only MCP server over one database: lists and describes tables and runs queries, without hidden parts.
 
 Queries run in the executor's workers, under its limits; each leaves a line in the audit log. HTTP is
 stateless. TLS and limits of connections are left to a proxy (`docs/mcp.md`).
@@ -28,10 +28,13 @@ from pydantic import AnyHttpUrl, BaseModel, Field
 
 from text2sql_grpo import __version__
 from text2sql_grpo.environment.observation import ObservationLimits, observation_text
+from text2sql_grpo.environment.session import log_hidden
 from text2sql_grpo.errors import ConfigError, DataError
 from text2sql_grpo.sql import ExecutionOutcome, SQLExecutor
 from text2sql_grpo.sql.address import parse_address
-from text2sql_grpo.sql.schema import Schema, Table, View, read_schema
+from text2sql_grpo.sql.hidden import Hidden, read_hidden
+from text2sql_grpo.sql.personal import PERSONAL
+from text2sql_grpo.sql.schema import Schema, Table, View
 from text2sql_grpo.sql.schema_text import ddl_text, relation_sql
 
 PATH = "/mcp"
@@ -113,6 +116,7 @@ def make_server(
     audit_log: AuditLog,
     *,
     observation: ObservationLimits,
+    hide: Sequence[str] = (PERSONAL,),
     token: str | None = None,
 ) -> MCPServer:
     """Make a server with the tools `list_tables`, `describe_table` and `run_sql`.
@@ -120,14 +124,25 @@ def make_server(
     Args:
         database: A path or a URL; see `parse_address`.
         observation: Caps on the shown part of a result.
+        hide: Patterns of tables and columns that no tool shows; see `hidden.hide`.
         token: Required bearer token of HTTP requests; None for none.
 
     Raises:
         DataError: The database is missing or unreadable, or its role may do more than read.
     """
-    read_schema(database)
+    hidden = read_hidden(database, hide, executor)
+    log_hidden(hidden, is_only_database=True)
     if parse_address(database).engine.is_server:
         executor.execute(database, "SELECT 1")  # refuses a role that may do more than read
+
+    async def refreshed() -> Hidden:
+        nonlocal hidden  # which `run_sql` takes too: tables come and go while a server runs
+        fresh = await asyncio.to_thread(read_hidden, database, hide, executor)
+        if fresh.names() != hidden.names():
+            log_hidden(fresh, is_only_database=True)
+        hidden = fresh
+        return fresh
+
     server = MCPServer(
         "text2sql-grpo",
         version=__version__,
@@ -144,7 +159,7 @@ def make_server(
     async def list_tables() -> Annotated[CallToolResult, TableList]:
         """List the tables and views of the database."""
         try:
-            schema = await asyncio.to_thread(read_schema, database)
+            schema = (await refreshed()).schema
         except DataError as error:
             return _failure(error, TableList)
         names = [relation_sql(relation, schema.dialect) for relation in schema.relations]
@@ -154,7 +169,7 @@ def make_server(
     async def describe_table(table: str) -> Annotated[CallToolResult, TableDefinition]:
         """Show the columns, types and keys of one table or view, as CREATE TABLE."""
         try:
-            text = _described(await asyncio.to_thread(read_schema, database), table)
+            text = _described((await refreshed()).schema, table)
         except DataError as error:
             return _failure(error, TableDefinition)
         return _answer(text, TableDefinition(sql=text))
@@ -171,7 +186,10 @@ def make_server(
         """Run one read-only SQL query on the database and see its rows or its error."""
         started, status, n_rows = time.perf_counter(), "cancelled", 0
         try:
-            outcome = await executor.aexecute(database, sql)
+            refusal = await asyncio.to_thread(hidden.refusal, sql)
+            outcome = ExecutionOutcome("denied", error=refusal)
+            if not refusal:
+                outcome = hidden.shown(sql, await executor.aexecute(database, sql))
             status, n_rows = outcome.status, len(outcome.rows)
         except DataError as error:
             status = "failed"
