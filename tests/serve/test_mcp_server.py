@@ -170,10 +170,11 @@ def test_a_table_that_comes_later_is_hidden_and_shown_as_the_others(
 
 def test_results_are_structured_and_paged(database: Path, executor: SQLExecutor, audit_log: AuditLog) -> None:
     sql = "SELECT code, x'ff' AS raw FROM branch"
-    calls = [query(sql), query(sql, offset=2), query("SELECT nope")]
-    first, second, wrong = [
-        result.structured_content for result in results(database, executor, audit_log, *calls)
-    ]
+    calls = [query(sql), query(sql, offset=2), query("SELECT nope"), query(sql, offset=3)]
+    answers = results(database, executor, audit_log, *calls)
+    first, second, wrong, _ = [result.structured_content for result in answers]
+    assert answers[1].content[0].text.endswith("\n(1 of 3 rows shown)")
+    assert answers[3].content[0].text.endswith("\n(0 of 3 rows shown)")
     assert first == {
         "columns": ["code", "raw"],
         "rows": [["FAO-09", "ff"], ["LIS-02", "ff"]],

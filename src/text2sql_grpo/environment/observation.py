@@ -35,8 +35,11 @@ def cell_text(cell: Cell, max_chars: int) -> str:
     return _cut(str(cell), max_chars)
 
 
-def observation_text(outcome: ExecutionOutcome, limits: ObservationLimits) -> str:
+def observation_text(outcome: ExecutionOutcome, limits: ObservationLimits, *, offset: int = 0) -> str:
     """Header line, one line per row, and a note on cut rows; or the error.
+
+    Args:
+        offset: Number of rows to skip.
 
     >>> rows = ExecutionOutcome("ok", columns=("ward", "n"), rows=(("02-LSB", 3), (None, 1)))
     >>> print(observation_text(rows, ObservationLimits(max_rows=1)))
@@ -49,7 +52,7 @@ def observation_text(outcome: ExecutionOutcome, limits: ObservationLimits) -> st
     header = " | ".join(cell_text(name, limits.max_cell_chars) for name in outcome.columns)
     lines = [_cut(header, limits.max_chars)]
     size = len(lines[0])
-    for row in outcome.rows[: limits.max_rows]:
+    for row in outcome.rows[offset : offset + limits.max_rows]:
         line = " | ".join(cell_text(cell, limits.max_cell_chars) for cell in row)
         size += len(line) + 1
         if size > limits.max_chars:

@@ -202,8 +202,7 @@ def make_server(
                 rows=n_rows,
                 elapsed_s=time.perf_counter() - started,
             )
-        shown = outcome._replace(rows=outcome.rows[offset:])
-        text = observation_text(shown, replace(observation, max_rows=limit))
+        text = observation_text(outcome, replace(observation, max_rows=limit), offset=offset)
         return _answer(text, _page(outcome, offset, limit), is_error=not outcome.is_ok)
 
     return server
