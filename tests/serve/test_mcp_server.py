@@ -168,6 +168,24 @@ def test_a_table_that_comes_later_is_hidden_and_shown_as_the_others(
     assert "staff.email" in caplog.text
 
 
+def test_a_wrong_argument_is_named_in_a_line(
+    database: Path, executor: SQLExecutor, audit_log: AuditLog
+) -> None:
+    calls = [
+        ("run_sql", {"query": "SELECT 1"}),
+        ("run_sql", {"sql": "SELECT 1", "x" * 999: 1}),
+        ("run_sql", {}),
+        ("run_sql", {"sql": "SELECT 1", "offset": -1}),
+        ("list_tables", {"database": "x"}),
+        ("nope", {"sql": 1}),
+    ]
+    wrong = texts(database, executor, audit_log, *calls)
+    assert all(is_error and "\n" not in text and len(text) < 200 for is_error, text in wrong)
+    assert wrong[0][1] == "Error: unknown argument 'query' (run_sql takes sql, offset, limit)"
+    assert "sql: " in wrong[2][1] and "offset: " in wrong[3][1] and "'database'" in wrong[4][1]
+    assert audit_log.path.read_text() == ""
+
+
 def test_results_are_structured_and_paged(database: Path, executor: SQLExecutor, audit_log: AuditLog) -> None:
     sql = "SELECT code, x'ff' AS raw FROM branch"
     calls = [query(sql), query(sql, offset=2), query("SELECT nope"), query(sql, offset=3)]

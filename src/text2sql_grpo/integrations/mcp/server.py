@@ -22,9 +22,10 @@ import uvicorn
 from mcp.server.auth.provider import AccessToken
 from mcp.server.auth.settings import AuthSettings
 from mcp.server.mcpserver import Context, MCPServer
+from mcp.server.mcpserver.exceptions import ToolError
 from mcp.server.transport_security import TransportSecuritySettings
-from mcp.types import CallToolResult, TextContent, ToolAnnotations
-from pydantic import AnyHttpUrl, BaseModel, Field
+from mcp.types import CallToolResult, InputRequiredResult, TextContent, ToolAnnotations
+from pydantic import AnyHttpUrl, BaseModel, Field, ValidationError
 
 from text2sql_grpo import __version__
 from text2sql_grpo.environment.observation import ObservationLimits, observation_text
@@ -143,7 +144,7 @@ def make_server(
         hidden = fresh
         return fresh
 
-    server = MCPServer(
+    server = _Server(
         "text2sql-grpo",
         version=__version__,
         instructions="One SQL database, for reading only.",
@@ -265,6 +266,25 @@ def _is_local(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+class _Server(MCPServer):
+    """Server that names wrong arguments: the SDK ignores unknown ones, or shows pydantic's text."""
+
+    async def call_tool(
+        self, name: str, arguments: dict[str, Any], context: Context[Any, Any] | None = None
+    ) -> CallToolResult | InputRequiredResult:
+        tools = {tool.name: tool for tool in await self.list_tools()}
+        known = tools[name].input_schema["properties"] if name in tools else arguments
+        wrong = [f"unknown argument {one[:100]!r}" for one in arguments if one not in known]
+        try:
+            if not wrong:
+                return await super().call_tool(name, arguments, context)
+        except ToolError as error:
+            if not isinstance(error.__cause__, ValidationError):
+                raise
+            wrong = [f"{one['loc'][0]}: {one['msg']}" for one in error.__cause__.errors()]
+        raise ToolError(f"Error: {'; '.join(wrong)} ({name} takes {', '.join(known) or 'no arguments'})")
 
 
 class _OneToken:
