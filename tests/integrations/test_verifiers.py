@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 import shlex
 import subprocess
 import sys
@@ -41,6 +42,22 @@ assert vf.env_config_type("{ID}", "")().agent.runtime == vf.SubprocessConfig()
 assert not {{"torch", "transformers", "trl"}} & set(sys.modules)
 """
     subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_what_is_hidden_reaches_the_log_of_a_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "shop.sql").write_text(SHOP + "CREATE TABLE staff (email TEXT);", "utf-8")
+    library, records = logging.getLogger("verifiers.v1"), list[logging.LogRecord]()
+    handler = logging.Handler()
+    handler.emit = records.append  # type: ignore[method-assign]
+    monkeypatch.setattr(library, "handlers", [handler])  # as verifiers' commands do
+    monkeypatch.setattr(library, "propagate", False)
+    own = logging.getLogger("text2sql_grpo")
+    monkeypatch.setattr(own, "parent", own.parent)
+    questions = write_questions(tmp_path / "questions.jsonl", QUESTIONS)
+    task = {"databases": tmp_path / "shop.sql"}
+    config = vf.taskset_config_type(ID).model_validate({"id": ID, "questions": questions, "task": task})
+    assert list(vf.load_taskset(config).load())
+    assert "hidden from the model in shop: staff" in records[0].getMessage()
 
 
 @pytest.mark.thorough

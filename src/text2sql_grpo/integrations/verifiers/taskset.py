@@ -3,6 +3,7 @@
 # mypy: disallow-untyped-decorators=False
 
 import asyncio
+import logging
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
@@ -68,6 +69,9 @@ class SQLTaskConfig(vf.TaskConfig):
 
 @lru_cache(maxsize=8)
 def _opened(config: str) -> tuple[Environment, Judge]:
+    library = logging.getLogger("verifiers.v1")
+    if not library.propagate:  # verifiers' commands log only its records, and may drop all others
+        logging.getLogger("text2sql_grpo").parent = library
     whole = SQLTaskConfig.model_validate_json(config).whole()
     environment = Environment.of(whole)
     return environment, environment.judge(RewardMix(whole.rewards))
