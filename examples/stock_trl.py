@@ -6,12 +6,14 @@ Written for TRL 1.16; not run on a GPU yet. `scripts/train.py` does the same by 
 """
 
 import argparse
+import sys
 from pathlib import Path
 
 import torch
 from trl import GRPOConfig, GRPOTrainer
 
 from text2sql_grpo.config import load_config
+from text2sql_grpo.errors import ConfigError, RunError
 from text2sql_grpo.evaluation.bench import Bench
 from text2sql_grpo.integrations.stock_trl import stock_trl
 from text2sql_grpo.rewards import RewardMix
@@ -41,10 +43,16 @@ def main(arguments: list[str] | None = None) -> GRPOTrainer:
         report_to="none",
         logging_steps=1,
     )
-    trainer = GRPOTrainer(options.model, args=args, **vars(spec))
+    try:
+        trainer = GRPOTrainer(options.model, args=args, **vars(spec))
+    except (OSError, ValueError) as error:  # no such model, or a chat template without tool calls
+        raise ConfigError(f"TRL cannot train {options.model}: {error}") from error
     trainer.train()
     return trainer
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except RunError as error:
+        sys.exit(f"error: {error}")

@@ -8,9 +8,11 @@ Written for verifiers 0.4; not run on a GPU yet. The taskset's own settings: `--
 
 import argparse
 import json
+import sys
 from typing import Any
 
 from text2sql_grpo.config import LoraSettings, ModelConfig
+from text2sql_grpo.errors import RunError
 from text2sql_grpo.integrations.verifiers.taskset_trainer import VerifiersGRPOTrainer
 from text2sql_grpo.models.hardware import device_type
 from text2sql_grpo.models.loaded_policy import load_policy, lora_config, resolved
@@ -55,4 +57,7 @@ def main(arguments: list[str] | None = None) -> VerifiersGRPOTrainer:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except RunError as error:
+        sys.exit(f"error: {error}")

@@ -1,7 +1,9 @@
 """TRL's own trainer on this environment: its tool loop runs over real sessions; a script is the policy."""
 
 import importlib.util
+import runpy
 import sqlite3
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -158,6 +160,20 @@ def test_trls_own_loop_runs_the_tools_and_pays(tmp_path: Path, model: Path) -> N
     assert step["score/execution"] == 0.5
     assert step["tools/call_frequency"] == 1.0 and step["tools/failure_frequency"] == 0.0
     assert step["grad_norm"] > 0
+
+
+def test_the_example_names_a_mistake(
+    tmp_path: Path, repo_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
+    write_model(tmp_path / "model")
+    config = write_config(tmp_path, environment={"protocol": "native"}, grading={"test_databases": 0})
+    example = repo_root / "examples" / "stock_trl.py"
+    for model, cause in (("model", "tool calling"), ("nope", "Repo id")):
+        words = ["--model", str(tmp_path / model), "--config", str(config), "--output-dir", str(tmp_path)]
+        monkeypatch.setattr(sys, "argv", [str(example), *words])
+        with pytest.raises(SystemExit, match=f"^error: .*{model}: .*{cause}"):
+            runpy.run_path(str(example), run_name="__main__")
 
 
 @pytest.mark.thorough

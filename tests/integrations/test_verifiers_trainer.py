@@ -4,6 +4,8 @@
 
 import importlib
 import importlib.util
+import runpy
+import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -13,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.number_game import find_packages, game_model, game_tokenizer, game_trainer
-from tests.tiny_model import write_tokenizer
+from tests.tiny_model import write_model, write_tokenizer
 from tests.tiny_run import json_lines
 from tests.verifiers_commands import run_command
 from text2sql_grpo.commands import main
@@ -348,6 +350,17 @@ def test_a_file_without_traces_is_named(tmp_path: Path, capsys: pytest.CaptureFi
         assert main([*options, "--keep", "correct"]) == 1
         error = capsys.readouterr().err
         assert "cannot read traces of verifiers" in error and str(tmp_path / "traces.jsonl") in error
+
+
+def test_the_example_names_a_mistake(
+    tmp_path: Path, repo_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_model(tmp_path / "model")
+    example = repo_root / "examples" / "verifiers_taskset.py"
+    words = ["--taskset", "nonesuch", "--model", str(tmp_path / "model"), "--output-dir", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", [str(example), *words])
+    with pytest.raises(SystemExit, match=r"^error: .*nonesuch"):
+        runpy.run_path(str(example), run_name="__main__")
 
 
 def test_the_example_runs(tmp_path: Path, repo_root: Path) -> None:
