@@ -8,7 +8,7 @@ import pytest
 
 from tests.tiers import but_first_thorough
 
-SETS = ["fishery", "rental", "school", "observatory", "orchard", "parcels"]  # not those of PostgreSQL
+SETS = ["fishery", "rental", "school", "press", "observatory", "orchard", "parcels", "cycles"]  # not those of PostgreSQL
 
 
 @pytest.fixture(scope="module")
