@@ -112,6 +112,8 @@ def test_a_dry_run_lists_what_would_leave_the_machine(
     run = merged.parent
     for name in ("config.yaml", "metrics.jsonl", "rollouts.jsonl", "evaluation-before.jsonl", "notes.txt"):
         (run / name).write_text("{}\n")
+    for name in ("report.html", "evaluation-merged.report.json"):
+        (run / name).write_text("{}\n")
     argv = ["push", "--run_folder", str(run), "--repo_id", "me/run", "--dry-run"]
 
     assert main([*argv, "--include", "merged"]) == 0
@@ -124,7 +126,10 @@ def test_a_dry_run_lists_what_would_leave_the_machine(
     assert sizes["rollouts.jsonl"] == "3" and "notes.txt" not in sizes
     assert sizes["merged/model.safetensors"] == f"{(merged / 'model.safetensors').stat().st_size:,}"
     assert "private dataset repository me/run" in printed
-    assert "rows of the database stand in evaluation-before.jsonl, rollouts.jsonl.\n" in printed
+    named = printed.splitlines()[-2].partition("may stand in ")[2].rstrip(".").split(", ")
+    shown = {"rollouts.jsonl", "evaluation-before.jsonl", "report.html", "evaluation-merged.report.json"}
+    assert shown <= {*named} <= {*sizes} - {"metrics.jsonl"}
+    assert not [name for name in named if name.startswith("merged/")]
     assert hub.requests == [] and not (run / "README.md").exists()
 
     (run / "config.yaml").write_text("token: hf_" + "a1B2" * 9)

@@ -25,10 +25,11 @@ from text2sql_grpo.publishing.upload_checks import (
     MODEL_FILES,
     MODEL_WEIGHTS,
     RUN_FILES,
+    WITHOUT_CONTENT,
     check_adapter_folder,
     check_model_folder,
 )
-from text2sql_grpo.run_folder import CURVE, METRICS, PAGE
+from text2sql_grpo.run_folder import CURVE, PAGE
 
 logger = logging.getLogger(__name__)
 
@@ -172,15 +173,16 @@ def _write_run_card(run: Path) -> None:
 
 
 def _listing(folder: Path, repo_id: str, kind: str, names: Sequence[str], *, private: bool) -> str:
-    """Lines on what a push would send: each file with its size, and those that show the database."""
+    """Lines on what a push would send: each file with its size, and those that may show the database."""
     sizes = {name: (folder / name).stat().st_size for name in names}
     how = "private" if private else "PUBLIC"
     lines = [f"would be sent to the {how} {kind} repository {repo_id}, {sum(sizes.values()):,} bytes:"]
     lines += [f"{size:>16,}  {folder / name}" for name, size in sizes.items()]
     lines.append(f"{'card':>16}  {folder / 'README.md'}")
-    shown = [name for name in names if name.startswith("comparison") or name.endswith(".jsonl")]
-    if shown := [name for name in shown if name != METRICS]:
-        lines.append(f"Questions, names of the schema and rows of the database stand in {', '.join(shown)}.")
+    if shown := [name for name in names if not _matches(Path(name).name, WITHOUT_CONTENT)]:
+        lines.append(
+            f"Questions, names of the schema or rows of the database may stand in {', '.join(shown)}."
+        )
     return "\n".join([*lines, "Nothing was sent."])
 
 
@@ -190,7 +192,11 @@ def _directly_in(folder: Path, patterns: Sequence[str]) -> list[str]:
 
 
 def _is_forbidden(name: str) -> bool:
-    return any(fnmatch(part, pattern) for part in name.split("/") for pattern in FORBIDDEN)
+    return any(_matches(part, FORBIDDEN) for part in name.split("/"))
+
+
+def _matches(name: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatch(name, pattern) for pattern in patterns)
 
 
 def _token(token: str | None, folder: Path) -> str:

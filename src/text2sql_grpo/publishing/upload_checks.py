@@ -20,6 +20,8 @@ RUN_FILES = (
     *("evaluation*.json", "evaluation*.jsonl", "comparison*.json", "comparison*.jsonl", "audit*.json"),
     *("learning_curve.png", "report.html"),
 )
+# Without questions, names of the schema or rows; any other file may hold some.
+WITHOUT_CONTENT = (*MODEL_FILES, "*.safetensors", "*.index.json", "*.pt", "metrics.jsonl")
 # Never sent.
 FORBIDDEN = (".env*", "*.env", "*.pem", "*.key", ".netrc", "id_rsa*", "id_ed25519*", "*.partial")
 
