@@ -224,8 +224,7 @@ def test_hostile_texts_stay_texts_in_a_browser(tmp_path: Path) -> None:
         page.goto(f"{page_file.as_uri()}#answer/dev%2Fq-1")
         page.wait_for_selector("details[open] .side")
         assert page.title() == "run - text2sql-grpo"
-        by = "database" if len(data_of(page_file)["heat"]) > 1 else "question, as there is one database"
-        assert f"95% intervals by {by}." in page.inner_text("body")
+        assert f"95% intervals {data_of(page_file)['interval_unit']}." in page.inner_text("body")
         assert HOSTILE[1] in page.inner_text("details[open] summary")
         assert page.locator("img").count() == 0 and page.locator(".result").inner_text() == HOSTILE[0]
         page.get_by_role("button", name="gained 3").click()

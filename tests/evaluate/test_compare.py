@@ -64,6 +64,8 @@ def test_answers_at_hand_are_compared_without_a_model(
     assert "gold      SELECT staff FROM branch WHERE code = 'LIS-02'" in out
     assert "base      SELECT 7  (" in out
     assert "trained   SELECT staff FROM branch WHERE code = 'LIS-02'  (equal)" in out
+    assert "95% intervals by question" in out and "by database" not in out
+    assert record("run/comparison.report.json")["interval_unit"] == "by question"
     assert "gains 2 and loses 1: better, +25.0 points" in out and "This could be chance" in out
     written = record("run/comparison.json")
     figures = {"both": 0, "gained": 2, "lost": 1, "neither": 1, "difference": 0.25}
@@ -89,7 +91,8 @@ def test_questions_of_several_databases_have_a_row_by_question_and_a_remark(
     assert "test_values 4 25 (0-100) 50 (15-85) +25 (-100 to +100) +1 -0 -" in rows
     assert "by question (5-70) (15-85) (-32 to +66) 1.00" in rows
     assert max(len(line) for line in out.splitlines()[:14]) <= 80
-    assert "2 databases are few" in " ".join(out.split())
+    assert "2 databases are few" in " ".join(out.split()) and "95% intervals by database" in out
+    assert record("c.report.json")["interval_unit"] == "by database"
 
 
 def test_some_questions_of_answers_at_hand(bench: Bench, tmp_path: Path) -> None:

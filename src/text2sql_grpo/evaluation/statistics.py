@@ -240,7 +240,21 @@ def remark(databases: int) -> str:
     return f"{few}, so there is no p."
 
 
+def interval_unit(databases: Iterable[int]) -> str:
+    """Unit of the 95% intervals of figures, each given by its number of databases (see `interval_by_database`).
+
+    >>> interval_unit([1, 3]), interval_unit([1])
+    ('by database', 'by question')
+    """
+    return "by database" if any(count > 1 for count in databases) else "by question"
+
+
+def database_counts(sets: Mapping[str, Any]) -> dict[str, int]:
+    """Number of databases of each of the `sets` of an `evaluation.json`; 0 if unknown."""
+    return {name: len(scores["overall"]["strict"].get("by_database", {})) for name, scores in sets.items()}
+
+
 def remarks(sets: Mapping[str, Any]) -> dict[str, str]:
     """Warnings about the `sets` of an `evaluation.json` that have few databases, by name."""
-    counts = {name: len(scores["overall"]["strict"].get("by_database", {})) for name, scores in sets.items()}
+    counts = database_counts(sets)
     return {name: text for name, count in counts.items() if (text := remark(count))}

@@ -9,7 +9,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from text2sql_grpo.evaluation.comparison import Paired
-from text2sql_grpo.evaluation.statistics import Accuracy, percents, remarks
+from text2sql_grpo.evaluation.statistics import Accuracy, database_counts, interval_unit, percents, remarks
 
 LEAST_QUESTIONS = 10
 """Questions of a family or difficulty that has a row."""
@@ -40,8 +40,9 @@ def accuracy_table(sets: Mapping[str, Any], metrics: Sequence[str] = ()) -> Tabl
     shown = [name for name in ("strict", "official") if name in metrics] or ["strict", "official"]
     has_ves = any("r_ves" in scores for scores in sets.values())
     lines = [f"{name}: {text}" for name, text in remarks(sets).items()]
+    unit = interval_unit(database_counts(sets).values())
     table = figures_table(
-        f"{' and '.join(shown).capitalize()} accuracy (95% interval in % by database)",
+        f"{' and '.join(shown).capitalize()} accuracy (95% interval in % {unit})",
         [Column("held-out set", no_wrap=True)],
         [*shown, "R-VES"] if has_ves else shown,
         caption=Text("\n".join(lines)) if lines else None,
@@ -96,10 +97,11 @@ def samples_table(when: Mapping[str, Mapping[str, Any]]) -> Table:
         for name, scores in sets.items()
         if "samples" in scores
     ]
+    unit = interval_unit(count for sets in when.values() for count in database_counts(sets).values())
     k = known[0][2]["samples"]["samples"] if known else 0
     names = [*sample_shares(known[0][2])] if known else []
     table = figures_table(
-        f"Strict accuracy of {k} sampled answers in % (95% interval by database)",
+        f"Strict accuracy of {k} sampled answers in % (95% interval {unit})",
         [Column("held-out set", no_wrap=True)],
         [*names, "sure", "tokens"],
         caption="sure: accuracy of the half of the questions whose soft vote is the surest",
@@ -142,10 +144,11 @@ def reason_lines(sets: Mapping[str, Any]) -> Iterator[str]:
 
 def perturbation_table(forms: Mapping[str, tuple[Paired, int]]) -> Table:
     """Table of the same questions as they are and in other forms, with the number of those left out."""
+    unit = interval_unit(len(both.by_database) for both, _ in forms.values())
     table = figures_table(
         "Strict accuracy in % on questions in another form",
         ["form"],
-        ["n", "plain", "so asked", "difference (95% by database)", "left out"],
+        ["n", "plain", "so asked", f"difference (95% {unit})", "left out"],
     )
     for name, (both, left_out) in forms.items():
         low, high = (100 * bound for bound in both.interval)

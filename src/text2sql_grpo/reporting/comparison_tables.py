@@ -12,7 +12,7 @@ from rich.text import Text
 from text2sql_grpo.evaluation.comparison import Comparison, Paired
 from text2sql_grpo.evaluation.regrading import Replayed
 from text2sql_grpo.evaluation.several_runs import SeveralRuns
-from text2sql_grpo.evaluation.statistics import Accuracy, Interval, percents
+from text2sql_grpo.evaluation.statistics import Accuracy, Interval, interval_unit, percents
 from text2sql_grpo.reporting.accuracy_tables import LEAST_QUESTIONS, figures_table
 
 _CHANGES_SHOWN = 20
@@ -53,11 +53,13 @@ def comparison_table(
         sides: Titles of the columns of the two models.
         by_kind: Also rows by family and difficulty, and of the official accuracy.
     """
-    table = Table(box=box.SIMPLE_HEAD, padding=0, title="Strict accuracy in %, 95% intervals by database")
+    rows = list(_rows(comparison, by_kind=by_kind))
+    unit = interval_unit(len(paired.by_database) for _, paired in rows)
+    table = Table(box=box.SIMPLE_HEAD, padding=0, title=f"Strict accuracy in %, 95% intervals {unit}")
     table.add_column("", min_width=14, overflow="fold")
     for column in ("n", *sides, "difference", "changed", "p"):
         table.add_column(column, justify="right", no_wrap=True)
-    for title, paired in _rows(comparison, by_kind=by_kind):
+    for title, paired in rows:
         base, trained = paired.base, paired.trained
         table.add_row(
             title,

@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from text2sql_grpo.errors import DataError
+from text2sql_grpo.evaluation.statistics import database_counts, interval_unit
 from text2sql_grpo.reporting.report_page import curve_of, sets_of
 from text2sql_grpo.run_folder import CURVE, EVALUATION, METRICS, read_evaluation, read_metrics, read_schedule
 
@@ -41,7 +42,9 @@ def plot_learning_curve(run: Path) -> Path:
     """
     steps = _steps(run)
     try:
-        curve, sets = curve_of(read_schedule(run)), sets_of(read_evaluation(run))
+        evaluation = read_evaluation(run)
+        curve, sets = curve_of(read_schedule(run)), sets_of(evaluation)
+        unit = interval_unit(database_counts(evaluation.get("sets", {})).values())
     except (KeyError, TypeError, AttributeError) as error:
         raise DataError(f"cannot read the scored sets: {error!r} ({run / EVALUATION})") from error
     figure = Figure(figsize=(WIDTH_INCHES, HEIGHT_INCHES), dpi=DPI, layout="constrained")
@@ -50,7 +53,7 @@ def plot_learning_curve(run: Path) -> Path:
     training, *held_out = figure.subplots(1, 2 if sets else 1, squeeze=False)[0]
     _draw_training(training, steps, curve)
     for axes in held_out:
-        _draw_sets(axes, sets)
+        _draw_sets(axes, sets, unit)
     figure.savefig(run / CURVE)
     return run / CURVE
 
@@ -84,14 +87,14 @@ def _draw_training(axes: Axes, steps: Sequence[Record], curve: Sequence[Record])
     axes.legend(fontsize=8, frameon=False)
 
 
-def _draw_sets(axes: Axes, sets: Sequence[Record]) -> None:
+def _draw_sets(axes: Axes, sets: Sequence[Record], unit: str) -> None:
     for when, colour, shift in (("before", _GREY, -0.12), ("after", _BLUE, 0.12)):
         known = [(i + shift, one[when]) for i, one in enumerate(sets) if one[when] is not None]
         for i, (place, part) in enumerate(known):
             label = when if i == 0 else None
             axes.plot(part["correct"] / part["total"], place, "o", color=colour, label=label)
             axes.hlines(place, part["low"], part["high"], color=colour)
-    _style(axes, "right on held-out sets, 95% by database")
+    _style(axes, f"right on held-out sets, 95% {unit}")
     axes.set_yticks(range(len(sets)), [one["name"] for one in sets])
     axes.invert_yaxis()
     axes.set_xlim(0, 1)

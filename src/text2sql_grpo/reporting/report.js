@@ -16,7 +16,7 @@ const seconds = (s) => (s < 90 ? `${Math.round(s)} s` : `${Math.round(s / 60)} m
 const many = (count, one) => `${count.toLocaleString("en")} ${one}${count === 1 ? "" : "s"}`;
 const shell = (text) => `'${text.replaceAll("'", `'\\''`)}'`;
 
-function Dots({ sets, sides, databases }) {
+function Dots({ sets, sides, unit }) {
   const left = 160, width = 560, row = 46, scale = (share) => left + share * (width - left - 20);
   const bar = (one, y, name) => html`<g class=${name}>
     <line x1=${scale(one.low)} x2=${scale(one.high)} y1=${y} y2=${y} stroke-width="2" />
@@ -30,7 +30,7 @@ function Dots({ sets, sides, databases }) {
     ${sets.map((set, i) => html`<text x="0" y=${i * row + 27}>${set.name.slice(0, 18)}</text>
       ${set.before && bar(set.before, i * row + 16, "before")}${bar(set.after, i * row + 30, "after")}`)}
   </svg><p class="note">${sets.some((set) => set.before) ? `Grey: ${sides[0]}; blue: ${sides[1]}; lines` : "Lines"}:
-    95% intervals by ${databases > 1 ? "database" : "question, as there is one database"}.</p>`;
+    95% intervals ${unit}.</p>`;
 }
 
 function Curve({ points, kept }) {
@@ -188,7 +188,7 @@ function Overview({ data }) {
     ${data.diagnosis.length > 0 && html`<ol>${data.diagnosis.map((line) => html`<li>${line}</li>`)}</ol>`}
     <div class="columns">
       ${sets.length > 0 && html`<section><h2>Held-out sets</h2><${Dots} sets=${sets} sides=${sides}
-        databases=${Object.keys(data.heat).length} /></section>`}
+        unit=${data.interval_unit} /></section>`}
       ${curve.length > 0 && html`<section><h2>Training</h2><${Curve} points=${curve} kept=${data.kept_step} /></section>`}
       ${samples.length > 0 && html`<section><h2>Votes</h2><${Samples} samples=${samples} /></section>`}
       ${(data.costs.episodes > 0 || Object.keys(data.costs.seconds).length > 0) && html`<section><h2>Cost</h2>

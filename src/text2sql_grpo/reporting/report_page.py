@@ -19,7 +19,7 @@ from tokenizers import Tokenizer
 from text2sql_grpo.data.example import Example
 from text2sql_grpo.errors import DataError
 from text2sql_grpo.evaluation.skills import skills
-from text2sql_grpo.evaluation.statistics import Accuracy
+from text2sql_grpo.evaluation.statistics import Accuracy, database_counts, interval_unit
 from text2sql_grpo.files import read_json, read_jsonl, write_text
 from text2sql_grpo.reporting.accuracy_tables import sample_shares
 from text2sql_grpo.reporting.run_findings import findings, grouped, read_logs
@@ -163,6 +163,7 @@ def _report(
         "sides": ["before", "after"],
         "result": evaluation.get("change", {}).get("verdict", "") or _accuracies(sets),
         "sets": sets,
+        "interval_unit": interval_unit(database_counts(evaluation.get("sets", {})).values()),
         "samples": _samples(evaluation),
         "curve": [],
         "kept_step": evaluation.get("step"),
