@@ -10,7 +10,7 @@ from text2sql_grpo.files import append_jsonl, cut_lines, parse_yaml, read_json, 
 
 CONFIG = "config.yaml"
 METRICS = "metrics.jsonl"  # a line per step
-ROLLOUTS = "rollouts.jsonl"  # a line per episode
+ROLLOUTS = "rollouts.jsonl"  # a line per episode; see `read_episodes` for its step
 TRACES = "traces.jsonl"  # a line per rollout of a verifiers taskset
 SCHEDULE = "evaluation_schedule.jsonl"  # a line per evaluation during training
 SUSPECTS = "suspects.jsonl"  # a line per gold that most episodes contradict; next to it a page
@@ -85,6 +85,17 @@ def read_settings(run: Path) -> dict[str, Any]:
 def read_metrics(run: Path) -> list[dict[str, Any]]:
     """Lines of `metrics.jsonl`; empty without the file."""
     return log_lines(run / METRICS, "training steps")
+
+
+def read_episodes(run: Path) -> list[dict[str, Any]]:
+    """Lines of `rollouts.jsonl`, with `step` as in `metrics.jsonl`; empty without the file."""
+    path = run / ROLLOUTS
+    return list(read_jsonl(path, "episodes", convert=with_step)) if path.is_file() else []
+
+
+def with_step(episode: Mapping[str, Any]) -> dict[str, Any]:
+    """Add the optimiser step, from 1, to an episode, whose line has the number of steps done before."""
+    return {**episode, "step": episode["step"] + 1}
 
 
 def read_schedule(run: Path) -> list[dict[str, Any]]:

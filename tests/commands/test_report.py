@@ -117,6 +117,7 @@ def test_the_verb_writes_the_figures_of_the_run(tmp_path: Path, capsys: pytest.C
     assert data["diagnosis"][0].startswith("75% of the groups")
     assert "run sft first" in data["diagnosis"][0]
     assert [len(group["episodes"]) for group in data["groups"]] == [4] * 6
+    assert [group["step"] for group in data["groups"]] == [1, 1, 2, 2, 3, 3]  # those of the curve
     assert [row["after"]["strict"] for row in data["answers"]] == [False, True] * 3
     assert data["heat"]["shop"] == {"plain": [2, 2], "unread": [1, 1]}
     assert data["reasons"] == [["values", 3], ["equal", 3]]
@@ -156,7 +157,7 @@ def test_a_long_run_keeps_its_last_groups(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(report_page, "MAX_PAGE_BYTES", whole - 500)
     data = data_of(write_report(run))
     assert (run / PAGE).stat().st_size < whole
-    assert 0 < len(data["groups"]) < 40 and data["groups"][-1]["step"] == 19
+    assert 0 < len(data["groups"]) < 40 and data["groups"][-1]["step"] == 20
     assert "left out" in data["left_out"]
 
 

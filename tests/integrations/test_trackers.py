@@ -102,7 +102,7 @@ def test_wandb_holds_the_config_the_tables_and_the_files_under_the_run_s_id(run:
     shown = json.loads(table.read_text())
     episodes = json_lines(run / "rollouts.jsonl")
     steps = [row[shown["columns"].index("step")] for row in shown["data"]]
-    assert steps == sorted(steps) and set(steps) == {row["step"] for row in episodes}
+    assert steps == sorted(steps) and set(steps) == {row["step"] + 1 for row in episodes}
     assert max(steps.count(step) for step in steps) == 8
 
 
@@ -234,7 +234,7 @@ def test_weave_is_sent_each_episode_once_with_its_turns(run: Path, tmp_path: Pat
     assert [op for op, _ in client.calls] == [op for turns in kinds for op in ("episode", *turns)]
     roots = [options for op, options in client.calls if op == "episode"]
     assert [root["inputs"]["question"] for root in roots] == [episode["question"] for episode in episodes]
-    assert [root["attributes"]["step"] for root in roots] == [episode["step"] for episode in episodes]
+    assert [root["attributes"]["step"] - 1 for root in roots] == [episode["step"] for episode in episodes]
     assert [output["reward"] for output in client.finished if output and "reward" in output] == [
         episode["reward"] for episode in episodes
     ]

@@ -241,7 +241,7 @@ def remark(databases: int) -> str:
 
 
 def interval_unit(databases: Iterable[int]) -> str:
-    """Unit of the 95% intervals of figures, each given by its number of databases (see `interval_by_database`).
+    """Unit of the 95% intervals of figures, each given by its number of databases.
 
     >>> interval_unit([1, 3]), interval_unit([1])
     ('by database', 'by question')

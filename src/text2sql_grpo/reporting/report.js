@@ -210,7 +210,7 @@ function Report({ data }) {
       ${row.before && html`<${Side} title=${sides[0]} one=${row.before} />`}
       <${Side} title=${row.before ? sides[1] : "answer"} one=${row.after} />`}<//>`;
   const Group = ({ row }) => html`<${Item} id=${row.id} row=${row} schemas=${schemas} model=${model}
-    mark=${html`<span class="mark">step ${row.step}: ${row.episodes.filter((one) => one.strict).length} of
+    mark=${html`<span class="mark">${row.step > 0 && `step ${row.step}: `}${row.episodes.filter((one) => one.strict).length} of
       ${" "}${row.episodes.length}</span>`}>${() => row.episodes.map((one, i) => html`
       <${Side} title=${`episode ${i + 1}`} one=${one}
         gain=${one.reward - mean(row.episodes.map((each) => each.reward))} />`)}<//>`;

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from text2sql_grpo.environment.episode import CURES, CUT
-from text2sql_grpo.run_folder import ROLLOUTS, log_lines, read_metrics, read_schedule, read_settings
+from text2sql_grpo.run_folder import read_episodes, read_metrics, read_schedule, read_settings
 
 Record = dict[str, Any]
 Column = list[float]
@@ -46,7 +46,7 @@ class RunLogs:
 
     Attributes:
         steps: Lines of `metrics.jsonl` of optimiser steps.
-        episodes: Lines of `rollouts.jsonl`.
+        episodes: Lines of `rollouts.jsonl`, see `read_episodes`.
         schedule: Lines of `evaluation_schedule.jsonl`.
         settings: Section `grpo` of the config.
     """
@@ -69,7 +69,7 @@ def read_logs(run: Path) -> RunLogs:
     """
     return RunLogs(
         steps=[row for row in read_metrics(run) if "loss" in row],
-        episodes=log_lines(run / ROLLOUTS, "episodes"),
+        episodes=read_episodes(run),
         schedule=read_schedule(run),
         settings=read_settings(run).get("grpo") or {},
     )
@@ -134,13 +134,14 @@ def _cut(logs: RunLogs) -> Iterator[Finding]:
 def _reward(logs: RunLogs) -> Iterator[Finding]:
     """Rewards that fall, or stop to rise."""
     rewards, rates = logs.column("reward"), logs.column("learning_rate")
+    steps = [row["step"] for row in logs.steps if row.get("reward") is not None]
     starts = range(len(rewards) - FLAT_STEPS + 1)
     flat = next((at for at in starts if trend(rewards[at:]) < 1.0), len(rewards))
     if trend(rewards) < -CLEAR:
         what = f"the reward falls: {_ends(rewards)}"
         yield Finding(what, "lower grpo.learning_rate, or set grpo.beta to 0.1", 0.9)
     elif starts and flat <= len(rewards) // 2:
-        what = f"the reward is flat since step {flat + 1} of {len(rewards)} ({_ends(rewards[flat:])})"
+        what = f"the reward is flat since step {steps[flat]} of {steps[-1]} ({_ends(rewards[flat:])})"
         change = f"raise grpo.learning_rate, {_gold_rows(logs)}or stop earlier"
         yield Finding(what, change, 0.8 * (1 - flat / len(rewards)))
     if skipped := sum(logs.column("step/skipped")):

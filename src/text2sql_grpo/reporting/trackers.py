@@ -10,7 +10,7 @@ import os
 import secrets
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -24,7 +24,7 @@ from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 
 from text2sql_grpo.errors import ConfigError, install_command
 from text2sql_grpo.files import write_text
-from text2sql_grpo.run_folder import PAGE, ROLLOUTS, answers_file, log_lines
+from text2sql_grpo.run_folder import PAGE, ROLLOUTS, answers_file, log_lines, read_episodes, with_step
 
 TRACKERS = ("wandb", "trackio", "tensorboard", "weave")
 PROJECT = "text2sql-grpo"
@@ -97,8 +97,8 @@ class Tracking:
         if not PartialState().is_main_process:
             return
         tables = {
-            "episodes": _sampled(folder / ROLLOUTS, _EPISODE_COLUMNS),
-            "held_out": _sampled(answers_file(folder), _ANSWER_COLUMNS),
+            "episodes": _sampled(read_episodes(folder), _EPISODE_COLUMNS),
+            "held_out": _sampled(log_lines(answers_file(folder), "answers"), _ANSWER_COLUMNS),
         }
         tables = {name: table for name, table in tables.items() if table["data"]}
         if "wandb" in self.names:
@@ -153,11 +153,11 @@ def _tensorboard() -> Any:
     return SummaryWriter(os.environ["TENSORBOARD_LOGGING_DIR"])
 
 
-def _sampled(path: Path, columns: Sequence[str]) -> dict[str, list[Any]]:
-    """`columns` and `data` of a log's first lines of each value of the first column."""
+def _sampled(records: Iterable[Mapping[str, Any]], columns: Sequence[str]) -> dict[str, list[Any]]:
+    """`columns` and `data` of the first records of each value of the first column."""
     seen = Counter[Any]()
     rows = []
-    for record in log_lines(path, "episodes"):
+    for record in records:
         row = [record[name] for name in columns]
         seen[row[0]] += 1
         if seen[row[0]] <= ROWS_OF_EACH:
@@ -270,7 +270,7 @@ class EpisodeTraces(TrainerCallback):
         with self._rollouts.open("rb") as file:
             file.seek(self._sent_bytes)
             for line in file:
-                self._send(json.loads(line))
+                self._send(with_step(json.loads(line)))
             self._sent_bytes = file.tell()
 
     def _send(self, episode: Mapping[str, Any]) -> None:
