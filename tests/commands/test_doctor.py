@@ -86,6 +86,7 @@ def test_a_run_that_works(config: Path, tmp_path: Path, capsys: pytest.CaptureFi
     assert memory["peak"] >= kept + memory["gradients"] + memory["update"]
     groups = found["zero-variance groups"]
     assert (groups["groups"], groups["zero_variance"]) == (4, 4)  # it only babbles
+    assert "raise environment.max_turn_tokens" in groups["text"] and "SFT" not in groups["text"]
     assert found["time"]["episodes"] == 16 and found["time"]["steps"] == 2
     assert " steps about " in found["time"]["text"] and "0.0 h" not in found["time"]["text"]
     assert found["trackers"]["trackers"] == [] and "mcp" not in found

@@ -13,7 +13,9 @@ from text2sql_grpo.reporting.run_findings import RunLogs, findings
 STEPS = 9
 
 
-def logs(*, episodes: list[dict[str, Any]] | None = None, **columns: Any) -> RunLogs:
+def logs(
+    *, episodes: list[dict[str, Any]] | None = None, settings: dict[str, Any] | None = None, **columns: Any
+) -> RunLogs:
     """Logs of a run that learns, but for these columns: a list, or a function of the step."""
     usual: dict[str, Any] = {
         "loss": lambda step: 0.0,
@@ -30,7 +32,7 @@ def logs(*, episodes: list[dict[str, Any]] | None = None, **columns: Any) -> Run
     usual |= columns
     steps = [{name: of(step) for name, of in usual.items()} | {"step": step + 1} for step in range(STEPS)]
     schedule = [{"step": step, "accuracy": {"accuracy": 0.3 + step / 100}} for step in (0, 4, 8)]
-    return RunLogs(steps, episodes or [], schedule, {})
+    return RunLogs(steps, episodes or [], schedule, settings or {})
 
 
 def episode(step: int, example: int, reward: float, stop: str = "submitted") -> dict[str, Any]:
@@ -83,12 +85,13 @@ def test_groups_without_signal_are_counted_by_their_tokens() -> None:
     right = [episode(0, 3, float(number % 2)) for number in range(4)]
     text = only(logs(episodes=wrong + right, frac_reward_zero_std=lambda step: 0.75))
     assert text.startswith("75% of the groups and 75% of the sampled tokens gave no gradient, 0 of 3 of them")
-    assert "losses.gold" in text
+    assert "run sft first, set losses.gold to 0.2, or raise grpo.num_generations" in text
     trained = logs(
         episodes=wrong + right,
-        **{"frac_reward_zero_std": lambda step: 0.75, "losses/gold_rows": lambda step: float(step == 2)},
+        settings={"sft": {"max_steps": 3}, "losses": {"gold": 0.3}},
+        frac_reward_zero_std=lambda step: 0.75,
     )
-    assert "losses.gold" not in only(trained)
+    assert only(trained).partition("all right: ")[2].startswith("raise grpo.num_generations")
     easy = [episode(0, group, 1.0) for group in range(3) for _ in range(4)]
     text = only(logs(episodes=easy + right, frac_reward_zero_std=lambda step: 0.75))
     assert "take harder questions" in text
@@ -119,7 +122,59 @@ def test_held_out_accuracy_that_falls() -> None:
     assert "held-out accuracy fell from 40% to 30%" in only(RunLogs(good.steps, [], points, {}))
     points[-1]["accuracy"]["accuracy"] = 0.45
     assert "best at step 4 (50%; 45% at 8)" in only(RunLogs(good.steps, [], points, {}))
-    assert "set evaluation.every" in only(RunLogs(good.steps, [], [], {}))
+    assert "set evaluation.every and set data.dev" in only(RunLogs(good.steps, [], [], {}))
+    settings: dict[str, Any] = {"evaluation": {"every": 4, "keep": "best"}, "data": {"dev": "dev.jsonl"}}
+    assert findings(RunLogs(good.steps, [], points, settings)) == []  # step 4 was kept
+    points[-1]["accuracy"]["accuracy"] = 0.3
+    settings["losses"] = {"kept": 0.5}
+    text = only(RunLogs(good.steps, [], points, settings))
+    assert text == "held-out accuracy fell from 40% to 30%: lower grpo.learning_rate"
+    assert "lower evaluation.every" in only(RunLogs(good.steps, [], [], settings))
+
+
+@pytest.mark.parametrize(
+    ("columns", "settings", "change"),
+    [
+        (
+            {"reward": lambda step: 0.9 - 0.08 * step},
+            {"grpo": {"beta": 0.2}},
+            "lower grpo.learning_rate",
+        ),
+        (
+            {"entropy": lambda step: 0.3 * 0.5**step},
+            {"grpo": {"epsilon_high": 0.28}},
+            "raise grpo.temperature",
+        ),
+        ({"episode/looks": lambda step: max(0.0, 0.5 - 0.1 * step)}, {}, "raise grpo.temperature"),
+        (
+            {"episode/looks": lambda step: max(0.0, 0.5 - 0.1 * step)},
+            {"rewards": {"turn_cost": 0.02}},
+            "lower rewards.turn_cost, or raise grpo.temperature",
+        ),
+        (
+            {"hack/rate": lambda step: 0.04 * step},
+            {"rewards": {"preset": "strict"}},
+            "raise grading.test_databases",
+        ),
+        (
+            {"episode/malformed": lambda step: 0.05 * step},
+            {"environment": {"instructions": True}},
+            "lower grpo.learning_rate",
+        ),
+    ],
+)
+def test_advice_does_not_name_what_the_run_does(
+    columns: dict[str, Any], settings: dict[str, Any], change: str
+) -> None:
+    (finding,) = findings(logs(settings=settings, **columns))
+    assert finding.change == change
+
+
+@pytest.mark.parametrize("reward", [None, 0.0])
+def test_a_limit_that_explains_the_zero_variance_is_the_only_finding(reward: float | None) -> None:
+    cut = [episode(step, 0, 0.0, "turn_length") | {"reward": reward} for step in range(8) for _ in range(4)]
+    found = logs(episodes=cut, frac_reward_zero_std=lambda step: 1.0, reward=lambda step: reward)
+    assert only(found).endswith("raise environment.max_turn_tokens")
 
 
 def test_the_verb_prints_what_to_change(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -136,9 +191,9 @@ def test_the_verb_prints_what_to_change(tmp_path: Path, capsys: pytest.CaptureFi
     assert "no training steps" in capsys.readouterr().err
 
 
-def test_a_temperature_that_spoils_the_answers_comes_first() -> None:
+def test_a_temperature_that_spoils_the_answers_is_named_as_the_cause() -> None:
     rows = [episode(step, 0, 0.0, "turn_length") for step in range(STEPS)]
-    hot = RunLogs(logs().steps, rows, logs().schedule, {"temperature": 2.0})
-    assert "set grpo.temperature to 1 or below" in str(findings(hot)[0])
-    warm = RunLogs(logs().steps, rows, logs().schedule, {"temperature": 1.0})
+    hot = RunLogs(logs().steps, rows, logs().schedule, {"grpo": {"temperature": 2.0}})
+    assert "lower grpo.temperature to 1 or below" in only(hot)
+    warm = RunLogs(logs().steps, rows, logs().schedule, {"grpo": {"temperature": 1.0}})
     assert "temperature to 1" not in str(findings(warm)[0])

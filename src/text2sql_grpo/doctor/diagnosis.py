@@ -39,7 +39,7 @@ from text2sql_grpo.run.sft_stage import base_policy
 from text2sql_grpo.run.stage import Run
 from text2sql_grpo.run_folder import ROLLOUTS
 from text2sql_grpo.training.arguments import SQLGRPOConfig
-from text2sql_grpo.training.record import has_zero_variance
+from text2sql_grpo.training.record import has_zero_variance, no_signal
 
 _MARKS = {"ok": "green", "note": "yellow", "skipped": "dim", "problem": "bold red"}
 _EPISODES = 16
@@ -371,7 +371,7 @@ def _first_step(
             return
         seconds = time.monotonic() - started
         played = list(read_jsonl(Path(folder) / ROLLOUTS, "episodes"))
-    yield _groups(played, group)
+    yield _groups(played, group, has_sft=bench.config.sft is not None)
     step_s = seconds / episodes * episodes_per_step
     facts: dict[str, Any] = {"episodes": episodes, "seconds": round(seconds, 2), "step_s": round(step_s, 1)}
     facts |= {"steps": steps, "run_s": round(step_s * steps)}
@@ -385,7 +385,7 @@ def _first_step(
     yield Finding("time", "ok", text, facts)
 
 
-def _groups(played: Sequence[dict[str, Any]], size: int) -> Finding:
+def _groups(played: Sequence[dict[str, Any]], size: int, *, has_sft: bool) -> Finding:
     """Count zero-variance groups."""
     rewards: dict[str, list[float | None]] = {}
     for record in played:
@@ -395,9 +395,7 @@ def _groups(played: Sequence[dict[str, Any]], size: int) -> Finding:
     share = zero_variance / len(groups)
     best = max((r for group in groups for r in group if r is not None), default=None)
     facts = {"groups": len(groups), "zero_variance": zero_variance, "share": share, "best_reward": best}
-    text = f"{zero_variance} of {len(groups)} groups have zero variance (one reward, so no gradient)"
-    if share == 1:
-        text += (
-            ": easier questions, an sft stage, more grpo.num_generations or a higher temperature would help"
-        )
+    text = f"{zero_variance} of {len(groups)} groups have zero variance, so no gradient"
+    if reason := no_signal(groups, [record["stop_reason"] for record in played], has_sft=has_sft):
+        text += f": {reason}"
     return Finding("zero-variance groups", "note" if share > 0.5 else "ok", text, facts)

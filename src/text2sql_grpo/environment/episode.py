@@ -10,8 +10,8 @@ Message = dict[str, str]
 StopReason = Literal["submitted", "max_turns", "turn_length", "budget", "context", "error"]
 CUT: tuple[StopReason, ...] = ("turn_length", "budget", "context")  # by a limit of tokens
 CURES = {
-    "context": "prompt and episode exceed the model's context: set environment.max_schema_tokens, so that "
-    "only tables for the question are shown, or lower environment.max_episode_tokens",
+    "context": "prompt and episode exceed the model's context: set or lower environment.max_schema_tokens, "
+    "so that only tables for the question are shown, or lower environment.max_episode_tokens",
     "budget": "raise environment.max_episode_tokens",
     "turn_length": "raise environment.max_turn_tokens",
     "max_turns": "raise environment.max_turns",

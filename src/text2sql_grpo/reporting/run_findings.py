@@ -1,6 +1,7 @@
 """Findings on a run by its logs: faults and gaps, for `doctor --run` and the run's page."""
 
 import math
+import re
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from text2sql_grpo.environment.episode import CURES, CUT
+from text2sql_grpo.files import parse_yaml
 from text2sql_grpo.run_folder import read_episodes, read_metrics, read_schedule, read_settings
 
 Record = dict[str, Any]
@@ -20,6 +22,8 @@ MIN_STEPS = 3  # for a trend
 HOT = 1.2  # temperature of sampling, above which unlikely tokens spoil most answers of a small model
 FLAT_STEPS = 6  # without a rise
 CLEAR = 2.0  # standard errors
+_SFT = "run sft first"
+_SETTING = re.compile(r"(set|lower) (\w+)\.(\w+)(?: to (\S+))?")
 
 
 @dataclass(frozen=True)
@@ -48,7 +52,7 @@ class RunLogs:
         steps: Lines of `metrics.jsonl` of optimiser steps.
         episodes: Lines of `rollouts.jsonl`, see `read_episodes`.
         schedule: Lines of `evaluation_schedule.jsonl`.
-        settings: Section `grpo` of the config.
+        settings: The config.
     """
 
     steps: Sequence[Record]
@@ -59,6 +63,30 @@ class RunLogs:
     def column(self, name: str) -> Column:
         """Values of a metric by step, without the steps that lack it."""
         return [float(row[name]) for row in self.steps if row.get(name) is not None]
+
+    def undone(self, *advice: str) -> list[str]:
+        """Advice without what the config does already, or what it has nothing to lower of."""
+        return [one for one in advice if not self._does(one)]
+
+    def change(self, *advice: str) -> str:
+        """Join the undone advice; empty if nothing is left."""
+        left = self.undone(*advice)
+        return ", ".join([*left[:-1], f"or {left[-1]}"]) if len(left) > 1 else "".join(left)
+
+    def _does(self, advice: str) -> bool:
+        if advice == _SFT:
+            return bool(self.settings.get("sft"))
+        found = _SETTING.match(advice)
+        if found is None:
+            return False
+        verb, section, name, wanted = found.groups()
+        value = (self.settings.get(section) or {}).get(name)
+        if verb == "lower":
+            return section != "grpo" and not value  # grpo in a config lacks TRL's defaults
+        if not value or wanted is None:
+            return bool(value)
+        least = parse_yaml(wanted)
+        return bool(value >= least if isinstance(least, int | float) else value == least)
 
 
 def read_logs(run: Path) -> RunLogs:
@@ -71,14 +99,14 @@ def read_logs(run: Path) -> RunLogs:
         steps=[row for row in read_metrics(run) if "loss" in row],
         episodes=read_episodes(run),
         schedule=read_schedule(run),
-        settings=read_settings(run).get("grpo") or {},
+        settings=read_settings(run),
     )
 
 
 def findings(logs: RunLogs) -> list[Finding]:
-    """List the faults of a run, the most costly first."""
-    checks = (_policy, _without_signal, _cut, _reward, _habits, _noise, _held_out)
-    found = [finding for check in checks for finding in check(logs)]
+    """List the faults of a run that leave something to change, the most costly first."""
+    checks = (_without_signal, _policy, _reward, _habits, _noise, _held_out)
+    found = [finding for check in checks for finding in check(logs) if finding.change]
     return sorted(found, key=lambda finding: -finding.weight)  # of equal weights, causes come first
 
 
@@ -91,20 +119,26 @@ def grouped(episodes: Iterable[Record]) -> list[list[Record]]:
 
 
 def _without_signal(logs: RunLogs) -> Iterator[Finding]:
-    """Rollouts in zero-variance groups."""
-    shares = logs.column("frac_reward_zero_std")
-    share = statistics.fmean(shares) if shares else 0.0
-    if share <= 0.4:
+    """Rollouts in zero-variance groups; or their cause: a high temperature, or else a limit."""
+    temperature = float((logs.settings.get("grpo") or {}).get("temperature", 1.0))
+    right = sum(bool(row["strict"]) for row in logs.episodes)
+    if temperature > HOT and right < 0.1 * len(logs.episodes):
+        what = f"{right} of {len(logs.episodes)} episodes are right at a temperature of {temperature:g}"
+        yield Finding(what, "lower grpo.temperature to 1 or below", 1.0)
         return
-    alike = [group for group in grouped(logs.episodes) if len({row["reward"] for row in group}) < 2]
+    limits = list(_limits(logs))
+    yield from limits
+    share = _zero_variance(logs)
+    alike = [group for group in grouped(logs.episodes) if len({row["reward"] for row in group} - {None}) < 2]
+    at_limit = [row["stop_reason"] in CURES for group in alike for row in group]
+    if share <= 0.4 or (limits and 2 * sum(at_limit) > len(at_limit)):
+        return
     all_right = sum(all(row["strict"] for row in group) for group in alike)
     tokens = sum(len(row.get("completion_ids") or ()) for group in alike for row in group)
     total = sum(len(row.get("completion_ids") or ()) for row in logs.episodes)
     spent = f" and {tokens / total:.0%} of the sampled tokens" if total else ""
-    change = (
-        f"run sft first, {_gold_rows(logs)}or raise grpo.num_generations or temperature; questions that "
-        "are answered sometimes teach most"
-    )
+    change = logs.change(_SFT, "set losses.gold to 0.2", "raise grpo.num_generations or temperature")
+    change += "; questions that are answered sometimes teach most"
     if 2 * all_right > len(alike):
         change = "take harder questions, or raise grpo.temperature"
     yield Finding(
@@ -114,12 +148,12 @@ def _without_signal(logs: RunLogs) -> Iterator[Finding]:
     )
 
 
-def _gold_rows(logs: RunLogs) -> str:
-    """Advice to train on gold queries, unless the run does."""
-    return "" if any(logs.column("losses/gold_rows")) else "set losses.gold to 0.2, "
+def _zero_variance(logs: RunLogs) -> float:
+    shares = logs.column("frac_reward_zero_std")
+    return statistics.fmean(shares) if shares else 0.0
 
 
-def _cut(logs: RunLogs) -> Iterator[Finding]:
+def _limits(logs: RunLogs) -> Iterator[Finding]:
     """Episodes at a limit of tokens or turns."""
     texts = {reason: f"were cut by a limit of tokens ({reason}) and are masked" for reason in CUT}
     texts["max_turns"] = "used all turns without an answer"
@@ -139,10 +173,10 @@ def _reward(logs: RunLogs) -> Iterator[Finding]:
     flat = next((at for at in starts if trend(rewards[at:]) < 1.0), len(rewards))
     if trend(rewards) < -CLEAR:
         what = f"the reward falls: {_ends(rewards)}"
-        yield Finding(what, "lower grpo.learning_rate, or set grpo.beta to 0.1", 0.9)
-    elif starts and flat <= len(rewards) // 2:
+        yield Finding(what, logs.change("lower grpo.learning_rate", "set grpo.beta to 0.1"), 0.9)
+    elif starts and flat <= len(rewards) // 2 and _zero_variance(logs) < 0.9:  # else without a gradient
         what = f"the reward is flat since step {steps[flat]} of {steps[-1]} ({_ends(rewards[flat:])})"
-        change = f"raise grpo.learning_rate, {_gold_rows(logs)}or stop earlier"
+        change = logs.change("raise grpo.learning_rate", "set losses.gold to 0.2", "stop earlier")
         yield Finding(what, change, 0.8 * (1 - flat / len(rewards)))
     if skipped := sum(logs.column("step/skipped")):
         what = f"{skipped:g} steps were skipped, as their gradient was not finite"
@@ -158,31 +192,29 @@ def _habits(logs: RunLogs) -> Iterator[Finding]:
     flagged = logs.column("hack/rate")
     if malformed and _late(malformed) > max(0.1, _early(malformed) + 0.05):
         what = f"malformed turns: {_ends(malformed)} an episode"
-        change = "lower grpo.learning_rate; without SFT set environment.instructions to true"
+        advice = ["lower grpo.learning_rate", "set environment.instructions to true"]
+        change = logs.change(*advice[: 1 if logs.settings.get("sft") else 2])
         yield Finding(what, change, min(1.0, _late(malformed)))
     if looks and _early(looks) > 0.1 and _late(looks) < 0.3 * _early(looks):
         what = f"exploratory queries die out: {_ends(looks)} an episode"
-        yield Finding(what, "lower rewards.turn_cost, or raise grpo.temperature", 0.5)
+        yield Finding(what, logs.change("lower rewards.turn_cost", "raise grpo.temperature"), 0.5)
     if flagged and _late(flagged) > 0.1:
         what = f"{_late(flagged):.0%} of the last episodes carry a reward-hacking flag"
-        yield Finding(what, "raise grading.test_databases, or set rewards.preset to strict", 0.7)
+        change = logs.change("raise grading.test_databases", "set rewards.preset to strict")
+        yield Finding(what, change, 0.7)
 
 
 def _policy(logs: RunLogs) -> Iterator[Finding]:
-    """Temperature, entropy and distance from the reference."""
-    temperature = float(logs.settings.get("temperature", 1.0))
-    right = sum(bool(row["strict"]) for row in logs.episodes)
+    """Entropy and distance from the reference."""
     entropy, kl = logs.column("entropy"), logs.column("kl")
-    if temperature > HOT and right < 0.1 * len(logs.episodes):
-        what = f"{right} of {len(logs.episodes)} episodes are right at a temperature of {temperature:g}"
-        yield Finding(what, "set grpo.temperature to 1 or below", 1.0)
     if entropy and _late(entropy) < 0.02 and _late(entropy) < 0.3 * _early(entropy):
         what = f"the entropy collapsed: {_ends(entropy)} nats a token"
-        yield Finding(what, "raise grpo.temperature, or set grpo.epsilon_high to 0.28", 0.7)
+        change = logs.change("raise grpo.temperature", "set grpo.epsilon_high to 0.28")
+        yield Finding(what, change, 0.7)
     if kl and _late(kl) > 0.5:
         what = f"the policy left its start: KL {_ends(kl)} nats a token"
         change = "lower grpo.learning_rate, or raise grpo.beta"
-        if len(logs.steps) > 200 and not logs.settings.get("sync_ref_model"):
+        if len(logs.steps) > 200 and logs.undone("set grpo.sync_ref_model to true"):
             what += ", and the reference is still the start"
             change += "; with a reference this old, set grpo.sync_ref_model to true"
         yield Finding(what, change, min(1.0, _late(kl)))
@@ -203,7 +235,7 @@ def _noise(logs: RunLogs) -> Iterator[Finding]:
         yield Finding(
             f"{questions:.0f} questions a step: its mean reward has a standard error of {error:.2f}, the run "
             f"moved by {gain:.2f}",
-            "raise grpo.gradient_accumulation_steps or per_device_train_batch_size, or lower num_generations",
+            "raise grpo.gradient_accumulation_steps or per_device_train_batch_size",
             0.4,
         )
 
@@ -213,17 +245,18 @@ def _held_out(logs: RunLogs) -> Iterator[Finding]:
     points = [(row["step"], row["accuracy"]["accuracy"]) for row in logs.schedule]
     if not points:
         what = "no held-out question was asked during training"
-        yield Finding(what, "set evaluation.every and data.dev", 0.05)
+        change = " and ".join(logs.undone("set evaluation.every", "set data.dev"))
+        yield Finding(what, change or "lower evaluation.every", 0.05)
         return
     (_, start), (last, end) = points[0], points[-1]
     best_step, best = max(points, key=lambda point: point[1])
     if end < start:
         what = f"held-out accuracy fell from {start:.0%} to {end:.0%}"
-        change = "set evaluation.keep to best, lower grpo.learning_rate, set losses.kept to 0.2"
-        yield Finding(what, change, 0.85)
+        advice = "set evaluation.keep to best", "lower grpo.learning_rate", "set losses.kept to 0.2"
+        yield Finding(what, logs.change(*advice), 0.85)
     elif best > end:
         what = f"held-out accuracy was best at step {best_step} ({best:.0%}; {end:.0%} at {last})"
-        yield Finding(what, "set evaluation.keep to best", 0.3)
+        yield Finding(what, logs.change("set evaluation.keep to best"), 0.3)
 
 
 def trend(values: Sequence[float]) -> float:

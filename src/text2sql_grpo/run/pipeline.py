@@ -197,7 +197,7 @@ def _improve(
             alerts.close()
     if ranks.any_rank(stopper.is_stopping):
         raise KeyboardInterrupt
-    if reason := _why_unlearned(trainer, run.folder):
+    if reason := _why_unlearned(trainer, run):
         run.warn(f"nothing was learned: no step had a gradient: {reason}; merging the model as it was")
     step = keep_best(run.config.evaluation.keep, trainer, run.folder, run.console)
     if share < 1 and step:
@@ -225,9 +225,9 @@ def _improve(
     return RunResult(run.folder, merged, *strict)
 
 
-def _why_unlearned(trainer: SQLGRPOTrainer, folder: Path) -> str | None:
+def _why_unlearned(trainer: SQLGRPOTrainer, run: Run) -> str | None:
     """Reason why no step had a gradient, those before the checkpoint of a resumed run included; else None."""
-    rows = [*trainer.state.log_history, *read_metrics(folder)]
+    rows = [*trainer.state.log_history, *read_metrics(run.folder)]
     steps = [row for row in rows if "frac_reward_zero_std" in row]
     had_gradient = any(
         row.get("step/skipped", 0) < 1 and (row.get("grad_norm") or row["frac_reward_zero_std"] < 1)
@@ -235,10 +235,11 @@ def _why_unlearned(trainer: SQLGRPOTrainer, folder: Path) -> str | None:
     )
     if ranks.any_rank(had_gradient or not steps):
         return None
-    episodes = read_jsonl(folder / ROLLOUTS, "episodes")
+    episodes = read_jsonl(run.folder / ROLLOUTS, "episodes")
     rewards, stops = zip(*((row["reward"], row["stop_reason"]) for row in episodes), strict=True)
     size = trainer.num_generations
-    reason = no_signal([rewards[first : first + size] for first in range(0, len(rewards), size)], stops)
+    groups = [rewards[first : first + size] for first in range(0, len(rewards), size)]
+    reason = no_signal(groups, stops, has_sft=run.config.sft is not None)
     return reason or "each was not finite and skipped: lower grpo.learning_rate"
 
 

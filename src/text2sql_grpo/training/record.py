@@ -21,7 +21,10 @@ STAGES = ("select", "prefill", "decode", "tools", "grade", "update")
 
 
 class Episodes(Record):
-    """Writer of a line for every rollout that was played, in order of ranks, on rank 0."""
+    """Writer of a line for every rollout that was played, in order of ranks, on rank 0.
+
+    Field `step`: number of optimiser steps done before, from 0.
+    """
 
     def __init__(self, write: Callable[[Iterable[Mapping[str, Any]]], None]) -> None:
         self._write = write
@@ -107,12 +110,15 @@ def has_zero_variance(rewards: Iterable[float | None]) -> bool:
     return len({round(reward, 6) for reward in rewards if reward is not None}) < 2
 
 
-def no_signal(groups: Sequence[Sequence[float | None]], stop_reasons: Sequence[str]) -> str | None:
+def no_signal(
+    groups: Sequence[Sequence[float | None]], stop_reasons: Sequence[str], *, has_sft: bool = True
+) -> str | None:
     """Reason why no rollout of a batch or run has an advantage, with a remedy; None if one has.
 
     Args:
         groups: Rewards of each group, None if masked.
         stop_reasons: Stop reason of each rollout.
+        has_sft: Do not advise SFT.
 
     >>> no_signal([[None, None]], ["budget", "budget"])
     'all 2 episodes are masked (budget 2): raise environment.max_episode_tokens'
@@ -122,18 +128,19 @@ def no_signal(groups: Sequence[Sequence[float | None]], stop_reasons: Sequence[s
     """
     if not all(map(has_zero_variance, groups)):
         return None
+    limits = [reason for reason in stop_reasons if reason in CURES]
+    remedies = "; ".join(cure for reason, cure in CURES.items() if reason in limits)
     rewards = [next((round(one, 6) for one in group if one is not None), None) for group in groups]
     values = Counter(reward for reward in rewards if reward is not None)
     stops = ", ".join(f"{reason} {n}" for reason, n in Counter(stop_reasons).most_common())
     if not values:
-        remedies = [CURES[reason] for reason in CUT if reason in stop_reasons]
-        remedy = "; ".join(remedies) or "see the error of each episode in rollouts.jsonl"
-        return f"all {len(stop_reasons)} episodes are masked ({stops}): {remedy}"
+        remedies = remedies or "see the error of each episode in rollouts.jsonl"
+        return f"all {len(stop_reasons)} episodes are masked ({stops}): {remedies}"
+    if 2 * len(limits) <= len(stop_reasons):
+        remedies = "raise grpo.temperature or num_generations, or take questions that are answered sometimes"
+        remedies = remedies if has_sft else f"train SFT first, {remedies}"
     shown = ", ".join(f"{value:g} in {n}" for value, n in values.most_common(3))
-    return (
-        f"each of {len(groups)} groups has one reward ({shown}; {stops}): train SFT first, raise "
-        "grpo.temperature or num_generations, or take questions that are answered sometimes"
-    )
+    return f"each of {len(groups)} groups has one reward ({shown}; {stops}): {remedies}"
 
 
 class StepTimes(TrainerCallback):
