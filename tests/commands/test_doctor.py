@@ -77,6 +77,7 @@ def test_a_run_that_works(config: Path, tmp_path: Path, capsys: pytest.CaptureFi
     assert code == 0
     assert found["versions"]["torch"] == torch.__version__
     assert found["settings"]["mode"] == "LoRA"
+    assert found["data"]["status"] == "note" and "4 of 4 of data.test.test_values" in found["data"]["text"]
     assert found["databases"]["status"] == "ok" and "change of the schema" in found["databases"]["text"]
     assert found["executor"]["endless"] == "timeout"
     template = found["chat template"]

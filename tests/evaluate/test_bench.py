@@ -47,6 +47,23 @@ def test_a_schema_is_cut_to_tokens_of_the_model(tmp_path: Path) -> None:
     assert chat.count_tokens(sessions.schema_text("shop")) <= 200 < chat.count_tokens(by_characters)
 
 
+def test_held_out_questions_that_are_training_questions_are_counted_by_file(tmp_path: Path) -> None:
+    config, training = write_config(tmp_path), tmp_path / "questions.jsonl"
+    (tmp_path / "shards").mkdir()
+    for folder in (tmp_path, tmp_path / "shards"):
+        write_questions(folder / "few.jsonl", [{**QUESTIONS[2], "id": "x", "question": "BRANCHES? "}])
+    bench = Bench.open(
+        load_config(config, ["--data.dev", f"{tmp_path}/few.jsonl", "--evaluation.every", "5"])
+    )
+
+    text = bench.shared(bench.load(training), training)
+
+    assert f"4 of 4 of data.test.test_values ({training})" in text
+    assert f"1 of 1 of data.dev ({tmp_path}/few.jsonl)" in text
+    assert "1 of 4 of data.test" in bench.shared(bench.load(tmp_path / "few.jsonl"), "few.jsonl")
+    assert bench.shared([], training) == bench.shared(bench.load(tmp_path / "shards"), "shards") == ""
+
+
 def test_databases_of_the_training_file_are_held_out_for_the_schedule(tmp_path: Path) -> None:
     config = write_config(tmp_path)
     (tmp_path / "databases" / "copy.sql").write_text((tmp_path / "databases" / "shop.sql").read_text())

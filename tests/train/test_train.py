@@ -62,6 +62,8 @@ def test_the_run_folder_is_complete(run: Path, config: Path) -> None:
     assert [row["step"] for row in json_lines(run / "metrics.jsonl")] == [1, 2]
     assert (run / "learning_curve.png").read_bytes().startswith(b"\x89PNG")
     assert "strict" in (run / "merged" / "README.md").read_text(encoding="utf-8")
+    (warning,) = json.loads((run / "report.json").read_text("utf-8"))["warnings"]
+    assert "4 of 4 of data.test.test_values" in warning
 
 
 def test_a_tracker_is_told_every_figure_and_both_evaluations(run: Path) -> None:
@@ -338,7 +340,7 @@ def test_a_model_is_trained_in_4_bit_and_merged_into_the_weights_it_was_trained_
 # What a person reads, line by line; a bar draws many of the first kind.
 SHOWN = re.compile(
     r"(SFT|Evaluation (before|after)|GRPO) [━╸╺ ]+ *\d+/\d+ .*|"
-    r"Run folder: .*|SFT: .*|"
+    r"Run folder: .*|SFT: .*|warning: held-out questions are also training questions .*|"
     r"merged .*|into .*|largest change of a logit: .*|"
     r"Strict accuracy .*|n +before +after +difference .*|─+|test_values.*|by question .*|"
     r"(Of \d+ questions|Both are right) .*|(by )?(database|question) alone\.|alone\.|Time: .*|"

@@ -101,7 +101,9 @@ def _findings(config: Config, launch_file: Path | None, dry_run: bool) -> Iterat
         questions = bench.load(config.data.train, limit=config.data.train_samples)
         select_questions(questions, bench, arguments)
         sets = ", ".join(f"{name} {len(examples)}" for name, examples in bench.test.items())
-        yield Finding("data", "ok", f"{len(questions)} questions for training; held out: {sets or 'none'}")
+        text = f"{len(questions)} questions for training; held out: {sets or 'none'}"
+        shared = bench.shared(questions, config.data.train)
+        yield Finding("data", "note" if shared else "ok", "; ".join(filter(None, (text, shared))))
         check = "model"
         yield from _with_model(bench, arguments, questions, sharding, dry_run)
     except RunError as error:

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 from text2sql_grpo.checked import Positive, Seed, Temperature, checked
 from text2sql_grpo.config import Config, EnvironmentConfig, EvaluationConfig, GradingConfig, RolloutConfig
 from text2sql_grpo.data.databases import WHAT_IS_READ, Databases
-from text2sql_grpo.data.example import Example
+from text2sql_grpo.data.example import Example, folded
 from text2sql_grpo.data.loading import load_examples, read_quarantine
-from text2sql_grpo.data.shards import load_shards, shard_files
+from text2sql_grpo.data.shards import ExamplesOnDisk, load_shards, shard_files
 from text2sql_grpo.environment.episode import CURES, Episode
 from text2sql_grpo.environment.session import EnvironmentSettings, SQLEnvironment
 from text2sql_grpo.errors import ConfigError, DataError, ModelError, RunError
@@ -419,6 +419,29 @@ class Bench:
             limit=limit,
             leave_out=left_out,
             refusal=environment.refusal,
+        )
+
+    def shared(self, questions: Sequence[Example], path: Path | str) -> str:
+        """Warning about held-out questions that are among these training questions of `path`.
+
+        Empty if none is, and of questions on disk, as all would be read.
+        """
+        if isinstance(questions, ExamplesOnDisk):
+            return ""
+        data = self.config.data
+        held_out = [(f"data.test.{name}", data.test[name], each) for name, each in self.test.items()]
+        sets = [*held_out, ("data.dev", data.dev or data.train, self.dev)]
+        seen = {(one.database, folded(one.question)) for one in questions}
+        found = []
+        for name, file, examples in sets:
+            count = sum((one.database, folded(one.question)) in seen for one in examples)
+            if count:
+                found.append(f"{count} of {len(examples)} of {name} ({file})")
+        if not found:
+            return ""
+        return (
+            f"held-out questions are also training questions ({path}): {', '.join(found)}: leave them out of "
+            "one of the files, as accuracy on them does not show what was learned"
         )
 
     def held_out(self, sets: Sequence[str] | None = None) -> dict[str, list[Example]]:

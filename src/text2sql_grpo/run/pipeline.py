@@ -113,6 +113,8 @@ def _train(config: Config, console: Console, resume: str | None) -> RunResult:
     questions = bench.load(config.data.train, limit=config.data.train_samples)
     select = select_questions(questions, bench, arguments)
     run = Run(bench, console, alerts)
+    if shared := bench.shared(questions, config.data.train):
+        run.warn(shared)
     checkpoint = find_checkpoint(config, resume, console)
     if ranks.is_main():  # other ranks would see its temporary files
         check_folder(run.folder)

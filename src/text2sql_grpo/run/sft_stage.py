@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from peft import PeftModel
 from rich.console import Console
+from rich.text import Text
 from transformers import Trainer
 from transformers.integrations import unset_hf_deepspeed_config
 
@@ -150,7 +151,7 @@ def stage_trainer(
     chat = measured_chat(policy.tokenizer, policy.model, sessions, template_options=options)
     chats = [] if settings.chats is None else _chats(settings.chats, bench, chat, longest, console)
     data = SFTData(
-        _questions(bench, settings),
+        _questions(bench, settings, console),
         chats,
         settings,
         environment=sessions,
@@ -274,9 +275,12 @@ def _run_stage(bench: Bench, folder: Path, arguments: SQLGRPOConfig, console: Co
         work.rename(folder)
 
 
-def _questions(bench: Bench, settings: SFTSettings) -> Sequence[Example]:
+def _questions(bench: Bench, settings: SFTSettings, console: Console) -> Sequence[Example]:
     if settings.questions is not None:
-        return bench.load(settings.questions)
+        questions = bench.load(settings.questions)
+        if shared := bench.shared(questions, settings.questions):
+            console.print(Text(f"warning: {shared}"), soft_wrap=True)
+        return questions
     if settings.chats is not None:
         return []
     return bench.load(bench.config.data.train, limit=bench.config.data.train_samples)
