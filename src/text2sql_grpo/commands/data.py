@@ -68,7 +68,7 @@ def show_made(made: Made, console: Console) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    table = Table("table", "rows", "questions", "remark", box=None, pad_edge=False)
+    table = Table("table", "rows", "questions that read it", "remark", box=None, pad_edge=False)
     is_one = len({report.database for report in made.tables}) == 1
     is_long = len(made.tables) > MAX_TABLES_SHOWN
     ordered = sorted(made.tables, key=lambda one: one.n_questions) if is_long else made.tables
