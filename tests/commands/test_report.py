@@ -121,6 +121,7 @@ def test_the_verb_writes_the_figures_of_the_run(tmp_path: Path, capsys: pytest.C
     assert [row["after"]["strict"] for row in data["answers"]] == [False, True] * 3
     assert data["heat"]["shop"] == {"plain": [2, 2], "unread": [1, 1]}
     assert data["reasons"] == [["values", 3], ["equal", 3]]
+    assert all(data["reason_texts"][reason] for reason, _ in data["reasons"])
     assert max(len(row["question"]) for row in data["answers"]) < 2_100  # the long one is cut
     assert not data["missing"]
     assert [len(one.get("pieces", ())) for one in data["groups"][-1]["episodes"]] == [4] * 4

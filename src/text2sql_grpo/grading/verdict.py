@@ -21,6 +21,18 @@ MAX_READINGS = 3  # of gold queries and answers, where the database changes betw
 MAX_GOLD_BYTES = 200_000_000  # of the gold queries' rows in memory
 
 Reason = Difference | Literal["test_database", "not_submitted", "query_failed", "gold_failed"]
+REASONS: dict[Reason, str] = {
+    "equal": "the rows of the gold query",
+    "row_count": "more or fewer rows than the gold query",
+    "columns": "more or fewer columns than the gold query",
+    "order": "the rows of the gold query, in a different order",
+    "values": "as many rows and columns as the gold query, with different values",
+    "truncated": "rows were cut at a limit, so the results could not be compared",
+    "test_database": "right on the database, wrong on a test database",
+    "not_submitted": "the episode ended without a final query",
+    "query_failed": "the final query failed or took too long",
+    "gold_failed": "the gold query failed, so the answer was not judged",
+}
 
 _logger = logging.getLogger(__name__)
 

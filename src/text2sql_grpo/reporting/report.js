@@ -105,10 +105,10 @@ function Tokens({ pieces, gain }) {
       style=${logProb === null ? {} : { "--strength": strength(logProb) }}>${text}</span>`)}</pre></details>`;
 }
 
-function Side({ title, one, gain }) {
+function Side({ title, one, gain, texts }) {
   if (!one) return html`<div class="side"><h3>${title}</h3><p class="note">not asked</p></div>`;
   const scores = Object.entries(one.scores || {}).map(([name, score]) => `${name} ${score}`).join(", ");
-  return html`<div class="side"><h3>${title}: <span class=${one.strict ? "right" : "wrong"}>
+  return html`<div class="side"><h3>${title}: <span class=${one.strict ? "right" : "wrong"} title=${texts[one.reason]}>
       ${one.strict ? "right" : one.reason}</span></h3>
     <p class="note">${[one.reward !== null && `reward ${one.reward}${scores && ` (${scores})`}`,
       `${one.tokens} tokens`, `ended: ${one.stop_reason}`, one.is_masked && "masked", one.gap,
@@ -194,7 +194,8 @@ function Overview({ data }) {
       ${(data.costs.episodes > 0 || Object.keys(data.costs.seconds).length > 0) && html`<section><h2>Cost</h2>
         <${Costs} costs=${data.costs} hardware=${data.hardware} /></section>`}
       ${data.reasons.length > 0 && html`<section><h2>Why answers are right or wrong</h2><table>
-        ${data.reasons.map(([reason, count]) => html`<tr><td>${reason === "equal" ? "right" : reason}</td><td class="number">${count}</td></tr>`)}
+        ${data.reasons.map(([reason, count]) => html`<tr><td>${reason === "equal" ? "right" : reason}</td><td class="number">${count}</td>
+          <td class="note">${data.reason_texts[reason]}</td></tr>`)}
         </table>${Object.entries(data.gaps).map(([gap, count]) => html`<p class="note">${many(count, "accepted answer")}
           ${" "}checked less than configured: ${gap}.</p>`)}</section>`}
     </div>`;
@@ -207,12 +208,12 @@ function Report({ data }) {
   const Answer = ({ row }) => html`<${Item} id=${row.id} row=${row} schemas=${schemas} model=${model}
     mark=${html`<span class="mark ${row.after.strict ? "right" : "wrong"}">${ANSWERS.gained(row) ? "gained"
       : ANSWERS.lost(row) ? "lost" : row.after.strict ? "right" : "wrong"}</span>`}>${() => html`
-      ${row.before && html`<${Side} title=${sides[0]} one=${row.before} />`}
-      <${Side} title=${row.before ? sides[1] : "answer"} one=${row.after} />`}<//>`;
+      ${row.before && html`<${Side} texts=${data.reason_texts} title=${sides[0]} one=${row.before} />`}
+      <${Side} texts=${data.reason_texts} title=${row.before ? sides[1] : "answer"} one=${row.after} />`}<//>`;
   const Group = ({ row }) => html`<${Item} id=${row.id} row=${row} schemas=${schemas} model=${model}
     mark=${html`<span class="mark">${row.step > 0 && `step ${row.step}: `}${row.episodes.filter((one) => one.strict).length} of
       ${" "}${row.episodes.length}</span>`}>${() => row.episodes.map((one, i) => html`
-      <${Side} title=${`episode ${i + 1}`} one=${one}
+      <${Side} texts=${data.reason_texts} title=${`episode ${i + 1}`} one=${one}
         gain=${one.reward - mean(row.episodes.map((each) => each.reward))} />`)}<//>`;
   return html`
     ${Object.keys(data.heat).length > 0 && html`<h2>Right by database and skill</h2><${Heat} heat=${data.heat} />`}

@@ -21,6 +21,7 @@ from text2sql_grpo.errors import DataError
 from text2sql_grpo.evaluation.skills import skills
 from text2sql_grpo.evaluation.statistics import Accuracy, database_counts, interval_unit
 from text2sql_grpo.files import read_json, read_jsonl, write_text
+from text2sql_grpo.grading.verdict import REASONS
 from text2sql_grpo.reporting.accuracy_tables import sample_shares
 from text2sql_grpo.reporting.run_findings import findings, grouped, read_logs
 from text2sql_grpo.run_folder import (
@@ -171,6 +172,7 @@ def _report(
         "costs": _costs(evaluation, episodes),
         "diagnosis": [],
         "reasons": Counter(row["after"]["reason"] for row in answers if row["after"]).most_common(),
+        "reason_texts": REASONS,
         "gaps": {gap: count for gap, count in evaluation.get("accepted_by_gap", {}).items() if gap},
         "heat": _heat(answers),
         "answers": answers,
