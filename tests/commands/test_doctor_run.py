@@ -71,7 +71,7 @@ def test_a_run_that_learns_has_no_finding() -> None:
         ("entropy", lambda step: 0.3 * 0.5**step, "the entropy collapsed"),
         ("kl", lambda step: 0.2 * step, "the policy left its start: KL"),
         ("learning_rate", lambda step: 5e-3, "lower grpo.learning_rate to 2e-4 for LoRA"),
-        ("step/skipped", lambda step: float(step == 4), "1 steps were skipped"),
+        ("step/skipped", lambda step: float(step == 4), "skipped 1 step without"),
     ],
 )
 def test_each_fault_is_named_with_the_field_to_change(name: str, of: Any, words: str) -> None:

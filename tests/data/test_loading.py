@@ -540,7 +540,7 @@ def test_limit_and_quarantine(
         examples = load_shards(shards, databases, executor, limit=2, leave_out={"é1", "other"})
 
     assert [example.id for example in examples] == ["é0", "é3"]
-    assert "left out 1 questions in quarantine" in caplog.text
+    assert "left out 1 question in quarantine" in caplog.text
     with pytest.raises(DataError, match="no questions, or all in quarantine"):
         load_shards(shards, databases, executor, leave_out={f"é{i}" for i in range(5)})
 

@@ -28,7 +28,7 @@ def test_quarantine_is_left_out_of_every_set_and_large_golds_are_not(
     assert taken == ["look-Lisbon", "look-Porto", "cities"]
     assert [example.id for example in bench.dev] == taken
     assert [example.id for example in bench.load(Path(questions))] == taken
-    assert caplog.text.count("left out 1 questions in quarantine") == 3
+    assert caplog.text.count("left out 1 question in quarantine") == 3
 
 
 def test_a_schema_is_cut_to_tokens_of_the_model(tmp_path: Path) -> None:

@@ -66,6 +66,6 @@ def test_a_resumed_run_counts_the_time_left_from_its_own_steps(
     state = TrainerState(max_steps=10, global_step=5)
     shown.on_train_begin(arguments, state, control)
     clock[0], state.global_step = 10.0, 6
-    shown.on_log(arguments, state, control, logs={"reward": 0.5})
-    assert printed.getvalue() == "GRPO 6/10  reward 0.50  right -  looks -  40 s left\n"
+    shown.on_log(arguments, state, control, logs={"reward": -0.001})
+    assert printed.getvalue() == "GRPO 6/10  reward 0.00  right -  looks -  40 s left\n"
     assert read_metrics(log.folder)[-1]["elapsed_s"] == 510.0

@@ -11,7 +11,7 @@ from text2sql_grpo.commands.options import Count, Seconds, counting, writing_to
 from text2sql_grpo.config import load_config
 from text2sql_grpo.data.databases import Databases
 from text2sql_grpo.environment.session import EnvironmentSettings, SQLEnvironment
-from text2sql_grpo.errors import ConfigError
+from text2sql_grpo.errors import ConfigError, many
 from text2sql_grpo.sql import Limits, SQLExecutor
 from text2sql_grpo.sql.personal import PERSONAL
 
@@ -100,7 +100,7 @@ def data(
     console = Console()
     console.print(question_table(audit, kept))
     show_findings(audit, console)
-    console.print(f"{audit.questions} questions, {len(rows)} for quarantine, {seconds:.0f} s")
+    console.print(f"{many(audit.questions, 'question')}, {len(rows)} for quarantine, {seconds:.0f} s")
     if answers is not None:
         console.print(f"suspects: {suspects}, to read: {suspects.with_suffix('.md')}", soft_wrap=True)
     if quarantine is not None:
@@ -163,7 +163,6 @@ def reward(
         console.print(Text(rewards.warning), soft_wrap=True)
     show_misjudged(answers, console)
     remark = f" ({audit.left_out} left out)" if audit.left_out else ""
-    console.print(
-        f"{len(answers)} answers, {len(examples)} golds of {run.data.train}{remark}, {seconds:.0f} s"
-    )
+    counted = f"{many(len(answers), 'answer')}, {many(len(examples), 'gold')}"
+    console.print(f"{counted} of {run.data.train}{remark}, {seconds:.0f} s")
     return 0

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from text2sql_grpo.commands import options
 from text2sql_grpo.commands.options import Count, Retries, Seconds, Temperature
 from text2sql_grpo.config import Config, load_config
-from text2sql_grpo.errors import ConfigError
+from text2sql_grpo.errors import ConfigError, many
 from text2sql_grpo.files import read_jsonl, write_jsonl
 from text2sql_grpo.run_folder import config_around
 from text2sql_grpo.sft.trajectories import EpisodeFile, Keep, select_chats
@@ -105,7 +105,7 @@ def collect(
             tools = bench.environment.sessions.tools if run.environment.protocol == "native" else None
         found = [record for record in episodes.records if (record["example"], record["sample"]) in wanted]
         right = sum(record["strict"] for record in found)
-        console.print(f"{len(found)} of {len(wanted)} episodes, {right} right: {out}", soft_wrap=True)
+        console.print(f"{len(found)} of {many(len(wanted), 'episode')}, {right} right: {out}", soft_wrap=True)
         rows = list(read_jsonl(out, "episodes"))
         console.print(f"to read: {write_page(out.with_suffix('.html'), episodes_report(out.stem, rows))}")
         _write_chats(found, keep or (), out, console, tools=tools)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from text2sql_grpo.bundled import located
 from text2sql_grpo.commands.options import Count, Retries, Seconds, counting, writing_to
 from text2sql_grpo.data.databases import Databases
-from text2sql_grpo.errors import ConfigError
+from text2sql_grpo.errors import ConfigError, many
 from text2sql_grpo.sql import SQLExecutor
 
 if TYPE_CHECKING:
@@ -59,7 +59,9 @@ def make(
         return 1 if made.lacks else 0
     console = Console()
     show_made(made, console)
-    console.print(f"wrote {made.n_questions} questions for {where} to {out}", soft_wrap=True, markup=False)
+    console.print(
+        f"wrote {many(made.n_questions, 'question')} for {where} to {out}", soft_wrap=True, markup=False
+    )
     return 1 if made.lacks else 0
 
 
@@ -81,7 +83,7 @@ def show_made(made: Made, console: Console) -> None:
     console.print(table)
     for name, count in made.files.items():
         if count < made.wanted[name]:
-            console.print(f"{name}: wanted {made.wanted[name]} questions, got {count} different ones")
+            console.print(f"{name}: wanted {many(made.wanted[name], 'question')}, got {count} different ones")
     if made.lacks:
         text = f"without questions: {', '.join(made.lacks)}; `data words` writes names that can be edited"
         console.print(text, style="red", soft_wrap=True, markup=False)
@@ -106,7 +108,8 @@ def words(*, databases: str, out: Path = Path("words.yaml")) -> int:
             file = out if len(found.names()) == 1 else out.with_suffix("") / f"{name}.yaml"
             file.parent.mkdir(parents=True, exist_ok=True)
             added = add_words(Profile(executor, found.address(name), PERSONAL), name, file)
-            print(f"{file}: {added} words added; edit them, then: data make --databases .. --words {file}")
+            then = f"edit them, then: data make --databases .. --words {file}"
+            print(f"{file}: {many(added, 'word')} added; {then}")
     return 0
 
 
@@ -166,7 +169,7 @@ def teach(
         read, written = asked.estimate()
         cost = f", about {asked.cost(read, written):.4f} at these prices" if any(prices) else ""
         n = len(examples)
-        print(f"to send to {teacher}, model {model}, in at most {2 * n} requests for {n} golds:")
+        print(f"to send to {teacher}, model {model}, in at most {2 * n} requests for {many(n, 'gold')}:")
         rows = "real rows of the database" if real_rows else "rows with made-up values"
         print(f"- the schema, each gold, and {rows}; the literals of a gold are real values")
         print("- then each question that the model wrote, with the schema")
@@ -219,12 +222,12 @@ def log(
     for reason, count in made.reasons.most_common():
         table.add_row(reason, str(count))
     console = Console()
-    console.print(f"read {made.n_read} statements, kept {made.n_kept} different queries")
+    console.print(f"read {many(made.n_read, 'statement')}, kept {many(made.n_kept, 'different query')}")
     if made.reasons:
         console.print(table)
     for count, file in ((made.n_worded, out), (made.n_to_word, made.to_word)):
-        what = "questions" if file == out else "queries that need a question from you"
-        console.print(f"wrote {count} {what} to {file}", soft_wrap=True, markup=False)
+        what = many(count, "question") if file == out else f"{many(count, 'query')} without a question"
+        console.print(f"wrote {what} to {file}", soft_wrap=True, markup=False)
     return 0 if made.n_kept else 1
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from text2sql_grpo.commands.options import config_or_quickstart, quiet_console, writing_to
 from text2sql_grpo.config import load_config
-from text2sql_grpo.errors import DataError
+from text2sql_grpo.errors import DataError, many
 from text2sql_grpo.run_folder import METRICS
 
 
@@ -52,7 +52,7 @@ def _print_findings(run: Path, *, as_json: bool) -> int:
     if as_json:
         print(dumps([asdict(finding) for finding in found], indent=1))
         return 0
-    print(f"{run}: {len(logs.steps)} steps, {len(logs.episodes)} episodes")
+    print(f"{run}: {many(len(logs.steps), 'step')}, {many(len(logs.episodes), 'episode')}")
     for number, finding in enumerate(found, 1):
         print(f"{number}. {finding.what}\n   {finding.change}")
     if not found:

@@ -6,7 +6,7 @@ from typing import Any
 
 from text2sql_grpo.commands.options import counting, writing_to
 from text2sql_grpo.data.databases import Databases
-from text2sql_grpo.errors import DataError
+from text2sql_grpo.errors import DataError, many
 from text2sql_grpo.files import read_jsonl
 from text2sql_grpo.sql import SQLExecutor
 
@@ -58,7 +58,7 @@ def init(database: str = "", *, out: Path | None = None, model: str = "", seed: 
                 console.print(text, soft_wrap=True, markup=False)
             words = folder / "words.yaml"
             added = add_words(profile, name, words)
-        console.print(f"{words}: {added} words added", soft_wrap=True, markup=False)
+        console.print(f"{words}: {many(added, 'word')} added", soft_wrap=True, markup=False)
         with counting("Questions", sum(one.count for one in new_project.SETS)) as on_question:
             made = make_questions(
                 database if "://" in database else Path(database),

@@ -9,7 +9,7 @@ from typing import Any
 from text2sql_grpo.commands.options import Count, Port, writing_to
 from text2sql_grpo.config import load_config
 from text2sql_grpo.data.databases import Databases
-from text2sql_grpo.errors import ConfigError, DataError
+from text2sql_grpo.errors import ConfigError, DataError, many
 from text2sql_grpo.sql import SQLExecutor
 
 
@@ -80,7 +80,7 @@ def review(
             raise ConfigError("--by must be a name")
         made = Review(folder, chosen, databases, executor, grader.suite, by=name)
         with ReviewServer(made, port=port) as server:
-            print(f"{len(chosen)} questions for {name}: {server.url}", flush=True)
+            print(f"{many(len(chosen), 'question')} for {name}: {server.url}", flush=True)
             print("Each key is saved. Ctrl-C ends it.", file=sys.stderr)
             if browser:
                 # A browser of the terminal ends only when it is left.

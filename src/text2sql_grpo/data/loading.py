@@ -11,7 +11,7 @@ from text2sql_grpo.data.databases import Databases
 from text2sql_grpo.data.example import Example
 from text2sql_grpo.data.question_files import only_name, read_questions
 from text2sql_grpo.data.question_rows import Question, Source, is_hub_id, source_name
-from text2sql_grpo.errors import DataError
+from text2sql_grpo.errors import DataError, many
 from text2sql_grpo.files import read_jsonl
 from text2sql_grpo.grading.gold_result import GoldResult
 from text2sql_grpo.sql import ExecutionOutcome, SQLExecutor
@@ -64,7 +64,7 @@ def load_examples(
 
     questions = read_questions(source, limit=limit, database=only_name(databases), keep=is_wanted)
     if leave_out:
-        _logger.warning("left out %d questions in quarantine (%s)", len(left_out), where)
+        _logger.warning("left out %s in quarantine (%s)", many(len(left_out), "question"), where)
     if left_out and not questions:
         raise DataError(f"every question is in quarantine (at {where})")
     check_databases(questions, databases)
@@ -77,9 +77,9 @@ def load_examples(
     if not large:
         return examples
     _logger.warning(
-        "left out %d of %d questions: a gold returns more rows than environment.limits allows "
+        "left out %d of %s: a gold returns more rows than environment.limits allows "
         "(max_rows: %d, max_bytes: %d); raise them to keep: %s (%s)",
-        *(len(large), len(examples), executor.limits.max_rows, executor.limits.max_bytes),
+        *(len(large), many(len(examples), "question"), executor.limits.max_rows, executor.limits.max_bytes),
         *(", ".join(large), where),
     )
     small = [example for example in examples if example.id not in large]

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from text2sql_grpo.data.row_values import columns_of_csv
-from text2sql_grpo.errors import DataError, needs_extra
+from text2sql_grpo.errors import DataError, many, needs_extra
 from text2sql_grpo.files import draft, sha256
 from text2sql_grpo.sql.names import listed, quote_name
 
@@ -70,7 +70,7 @@ def build_from_rows(source: Path, files: Sequence[Path], cache: Path) -> Path:
                 for file in files:
                     with tempfile.TemporaryDirectory(dir=cache) as folder:
                         _copy(connection, file, Path(folder))
-            _logger.info("Copied %d files of rows to %s", len(files), target)
+            _logger.info("Copied %s of rows to %s", many(len(files), "file"), target)
     except OSError as error:
         raise DataError(f"cannot copy the files of rows: {error} (from {source} to {cache})") from error
     return target

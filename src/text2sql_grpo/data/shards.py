@@ -16,7 +16,7 @@ from text2sql_grpo.data.example import Example
 from text2sql_grpo.data.loading import check_databases, checked_golds, refuse_hidden
 from text2sql_grpo.data.question_files import only_name, read_line
 from text2sql_grpo.data.question_rows import Question, hub_dataset, is_hub_id
-from text2sql_grpo.errors import DataError
+from text2sql_grpo.errors import DataError, many
 from text2sql_grpo.sql import SQLExecutor
 
 _LINE = struct.Struct("<HIQI")  # index of its file, number from 1, first byte, checksum
@@ -124,7 +124,7 @@ class ExamplesOnDisk(Sequence[Example]):
             digest = blake2b(example.id.encode(errors="surrogatepass"), digest_size=8).digest()
             digests.append(int.from_bytes(digest))
         if leave_out:
-            _logger.warning("left out %d questions in quarantine (%s ...)", num_left_out, self._files[0])
+            _logger.warning("left out %s in quarantine (%s ...)", many(num_left_out, "question"), files[0])
         self._refuse_repeated_ids(digests)
 
     def __len__(self) -> int:

@@ -19,7 +19,7 @@ from rich.text import Text
 from text2sql_grpo.config import Config
 from text2sql_grpo.data.databases import Databases, cache_folder
 from text2sql_grpo.doctor.memory import Sharding
-from text2sql_grpo.errors import ConfigError, RunError, install_command
+from text2sql_grpo.errors import ConfigError, RunError, install_command, many
 from text2sql_grpo.files import parse_yaml
 from text2sql_grpo.models.hardware import GIB, hardware
 from text2sql_grpo.models.loaded_policy import four_bit_obstacle
@@ -115,7 +115,7 @@ def settings(config: Config, arguments: SQLGRPOConfig, sharding: Sharding) -> Fi
     if is_qlora and sharding.stage == 3:
         reasons.append("4-bit weights cannot be sharded: use DDP or ZeRO-2")
     mode = "QLoRA" if is_qlora else "full" if config.model.lora is None else "LoRA"
-    text = f"{mode}, {config.model.dtype} weights, {sharding.processes} process(es)"
+    text = f"{mode}, {config.model.dtype} weights, {many(sharding.processes, 'process')}"
     return Finding("settings", "problem" if reasons else "ok", "; ".join(reasons) or text, {"mode": mode})
 
 

@@ -23,7 +23,7 @@ from text2sql_grpo.doctor import checks
 from text2sql_grpo.doctor.checks import Finding, guarded
 from text2sql_grpo.doctor.memory import MemoryEstimate, Sharding, UntraceableError, Update, estimate_memory
 from text2sql_grpo.environment.episode import Episode
-from text2sql_grpo.errors import ModelError, RunError
+from text2sql_grpo.errors import ModelError, RunError, many
 from text2sql_grpo.evaluation.bench import Bench, evenly_spaced
 from text2sql_grpo.evaluation.sampler import measured_chat
 from text2sql_grpo.files import read_jsonl
@@ -101,7 +101,7 @@ def _findings(config: Config, launch_file: Path | None, dry_run: bool) -> Iterat
         questions = bench.load(config.data.train, limit=config.data.train_samples)
         select_questions(questions, bench, arguments)
         sets = ", ".join(f"{name} {len(examples)}" for name, examples in bench.test.items())
-        text = f"{len(questions)} questions for training; held out: {sets or 'none'}"
+        text = f"{many(len(questions), 'question')} for training; held out: {sets or 'none'}"
         shared = bench.shared(questions, config.data.train)
         yield Finding("data", "note" if shared else "ok", "; ".join(filter(None, (text, shared))))
         check = "model"
@@ -377,10 +377,9 @@ def _first_step(
     step_s = seconds / episodes * episodes_per_step
     facts: dict[str, Any] = {"episodes": episodes, "seconds": round(seconds, 2), "step_s": round(step_s, 1)}
     facts |= {"steps": steps, "run_s": round(step_s * steps)}
-    text = (
-        f"{episodes} episodes in {duration(seconds)}; a step of {episodes_per_step} about {duration(step_s)}"
-    )
-    text += f", {steps} steps about {duration(step_s * steps)}, evaluations not counted"
+    text = f"{many(episodes, 'episode')} in {duration(seconds)}"
+    text += f"; a step of {episodes_per_step} about {duration(step_s)}"
+    text += f", {many(steps, 'step')} about {duration(step_s * steps)}, evaluations not counted"
     if torch.cuda.is_available():
         facts["peak_bytes"] = torch.cuda.max_memory_allocated()
         text += f"; measured peak {facts['peak_bytes'] / GIB:.1f} GiB"
@@ -397,7 +396,7 @@ def _groups(played: Sequence[dict[str, Any]], size: int, *, has_sft: bool) -> Fi
     share = zero_variance / len(groups)
     best = max((r for group in groups for r in group if r is not None), default=None)
     facts = {"groups": len(groups), "zero_variance": zero_variance, "share": share, "best_reward": best}
-    text = f"{zero_variance} of {len(groups)} groups have zero variance, so no gradient"
+    text = f"{zero_variance} of {many(len(groups), 'group')} without variance, so without a gradient"
     if reason := no_signal(groups, [record["stop_reason"] for record in played], has_sft=has_sft):
         text += f": {reason}"
     return Finding("zero-variance groups", "note" if share > 0.5 else "ok", text, facts)

@@ -7,7 +7,7 @@ from itertools import accumulate
 from math import sqrt
 from typing import Any, Literal, Self
 
-from text2sql_grpo.errors import DataError
+from text2sql_grpo.errors import DataError, many
 from text2sql_grpo.evaluation.answers import Judged
 from text2sql_grpo.evaluation.statistics import (
     FEW_DATABASES,
@@ -214,15 +214,15 @@ class Comparison:
         """Summary in plain words: the difference of the models, and whether it could be chance."""
         paired = self.paired()
         if paired.gained + paired.lost == 0:
-            return f"Both are right and wrong on the same of {paired.total} questions: no difference."
+            return f"Both are right and wrong on the same of {many(paired.total, 'question')}: no difference."
         is_clustered = len(paired.by_database) > 1
         side = "better" if paired.difference > 0 else "worse" if paired.difference < 0 else "as good"
         points = f"{paired.difference * 100:+.1f} points ({_range(paired.interval)}"
         if is_clustered:
             points += f" by database; {_range(paired.naive_interval)} by question"
         text = (
-            f"Of {paired.total} questions the trained model gains {paired.gained} and loses {paired.lost}: "
-            f"{side}, {points})."
+            f"Of {many(paired.total, 'question')} the trained model gains {paired.gained} and loses "
+            f"{paired.lost}: {side}, {points})."
         )
         if paired.p_value is not None:
             chance = "is hardly chance" if paired.p_value < LEVEL else "could be chance"

@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from text2sql_grpo.errors import ArgumentError
+from text2sql_grpo.errors import ArgumentError, many
 from text2sql_grpo.evaluation.bench import Environment
 from text2sql_grpo.evaluation.statistics import Accuracy, Interval, interval_by_database, interval_of_shares
 from text2sql_grpo.evaluation.votes import Vote, Votes, risk_coverage, votes
@@ -171,7 +171,9 @@ def evaluate(
     )
     failed = {answer.example.id for answer in answers if answer.verdict.reason == "gold_failed"}
     if failed:
-        _logger.warning("%d golds failed, whose answers count as wrong: %s", len(failed), ", ".join(failed))
+        _logger.warning(
+            "%s failed, whose answers count as wrong: %s", many(len(failed), "gold"), ", ".join(failed)
+        )
     return voted(answers, samples, environment)
 
 

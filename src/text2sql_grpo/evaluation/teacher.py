@@ -15,7 +15,7 @@ from typing import Any
 from text2sql_grpo.data.databases import Databases
 from text2sql_grpo.data.example import Example, folded
 from text2sql_grpo.data.question_files import only_name, read_questions
-from text2sql_grpo.errors import ConfigError
+from text2sql_grpo.errors import ConfigError, many
 from text2sql_grpo.evaluation.endpoint import Client, Endpoint, EndpointFailure, RequestRefused, in_parallel
 from text2sql_grpo.files import append_jsonl, cut_lines, jsonl_text, read_jsonl, write_text
 from text2sql_grpo.grading.verdict import Grader
@@ -265,7 +265,7 @@ class Teacher:
         found = Counter(one.reason for one in self.wordings.values())
         styles = Counter(one.style for one in self.wordings.values() if one.reason == "kept")
         gaps = sum(bool(one.gap) for one in self.wordings.values() if one.reason == "kept")
-        lines = [f"kept {found['kept']} of {len(self.examples)} questions"]
+        lines = [f"kept {found['kept']} of {many(len(self.examples), 'question')}"]
         lines += [f"{found[name]:>7}  {name}: {text}" for name, text in REASONS.items() if found[name]]
         if found["kept"]:
             lines.append("kept by style: " + ", ".join(f"{name} {styles[name]}" for name in STYLES))
@@ -274,10 +274,10 @@ class Teacher:
         asked = [line for line in self._lines if "text" in line]
         read, written = (sum(line[name] for line in asked) for name in ("read", "written"))
         price = f", cost {self.cost(read, written):.4f}" if any(self._prices) else ""
-        lines.append(f"{len(asked)} replies: {read:,} tokens read, {written:,} written{price}")
+        lines.append(f"{many(len(asked), 'reply')}: {read:,} tokens read, {written:,} written{price}")
         estimates = sum(sum(line["estimated"]) for line in asked)
         if uncounted := sum(not line["is_counted"] for line in asked):
-            lines.append(f"{uncounted} replies had no valid token counts: estimated")
+            lines.append(f"{many(uncounted, 'reply')} had no valid token counts: estimated")
         if asked and not estimates / 4 <= read + written <= estimates * 4:
             lines.append(f"the endpoint's counts are far from the estimate of {estimates:,}: check its bill")
         return lines

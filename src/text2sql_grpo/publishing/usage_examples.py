@@ -10,6 +10,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from text2sql_grpo.environment.prompts import system_text, user_text
 from text2sql_grpo.environment.protocols import TOOLS
 from text2sql_grpo.environment.session import EnvironmentSettings
+from text2sql_grpo.errors import many
 from text2sql_grpo.sql.schema import Column, Schema, Table
 from text2sql_grpo.sql.schema_text import schema_text
 
@@ -21,6 +22,7 @@ TEMPLATES = Environment(
     keep_trailing_newline=True,
 )
 """Templates of the card and of its examples, in Markdown."""
+TEMPLATES.filters["many"] = many
 _QUESTION = "How many cities are there?"
 _COLUMNS = (
     Column("name", "TEXT", is_nullable=True, is_primary_key=False),

@@ -9,6 +9,7 @@ from rich.rule import Rule
 from rich.table import Column, Table
 from rich.text import Text
 
+from text2sql_grpo.errors import many
 from text2sql_grpo.evaluation.comparison import Comparison, Paired
 from text2sql_grpo.evaluation.regrading import Replayed
 from text2sql_grpo.evaluation.several_runs import SeveralRuns
@@ -22,7 +23,7 @@ def show_comparison(comparison: Comparison, console: Console) -> None:
     """Print the table, some changed answers and the verdict."""
     left_out = comparison.only_base + comparison.only_trained
     if left_out:
-        console.print(f"{left_out} questions were left out: only one model answered them.")
+        console.print(f"left out {many(left_out, 'question')} that only one model answered")
     console.print(comparison_table(comparison))
     changed = comparison.changed()
     for base, trained in changed[:_CHANGES_SHOWN]:
@@ -99,7 +100,7 @@ def show_replay(replayed: Sequence[Replayed], console: Console, *, shown: int) -
         lines += [f"gold      {' -> '.join(golds)}", f"reason    {record['reason']} -> {verdict.reason}"]
         console.print(Text("\n".join(lines)), soft_wrap=True)
     counts = f"{len(became_right)} become right, {len(became_wrong)} become wrong"
-    console.print(f"{len(replayed)} answers: {counts}")
+    console.print(f"{many(len(replayed), 'answer')}: {counts}")
     before = Accuracy.of((one.record["database"], one.record["strict"]) for one in replayed)
     after = Accuracy.of((one.record["database"], one.answer.verdict.strict) for one in replayed)
     console.print(f"right: {before} as recorded, {after} now", soft_wrap=True)
@@ -110,7 +111,7 @@ def show_replay(replayed: Sequence[Replayed], console: Console, *, shown: int) -
 
 def _mean_reward(rewards: Iterable[float | None]) -> str:
     known = [reward for reward in rewards if reward is not None]
-    return f"{fmean(known):.3f}" if known else "none"
+    return f"{fmean(known):z.3f}" if known else "none"
 
 
 def runs_table(several: SeveralRuns) -> Table:

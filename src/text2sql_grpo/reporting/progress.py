@@ -205,7 +205,7 @@ def duration(seconds: float) -> str:
 
 def _number(value: Any) -> str:
     is_known = isinstance(value, int | float) and math.isfinite(value)  # NaN: every episode was masked
-    return f"{value:.2f}" if is_known else "-"
+    return f"{value:z.2f}" if is_known else "-"
 
 
 MAX_FAMILIES = 4

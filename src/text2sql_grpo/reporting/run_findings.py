@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from text2sql_grpo.environment.episode import CURES, CUT
+from text2sql_grpo.errors import many
 from text2sql_grpo.files import parse_yaml
 from text2sql_grpo.run_folder import read_episodes, read_metrics, read_schedule, read_settings
 
@@ -179,7 +180,7 @@ def _reward(logs: RunLogs) -> Iterator[Finding]:
         change = logs.change("raise grpo.learning_rate", "set losses.gold to 0.2", "stop earlier")
         yield Finding(what, change, 0.8 * (1 - flat / len(rewards)))
     if skipped := sum(logs.column("step/skipped")):
-        what = f"{skipped:g} steps were skipped, as their gradient was not finite"
+        what = f"skipped {many(int(skipped), 'step')} without a finite gradient"
         yield Finding(what, "lower grpo.learning_rate", skipped / len(rewards))
     if rates and max(rates) > 1e-3:
         what = f"the learning rate reached {max(rates):g}"
@@ -283,4 +284,4 @@ def _late(values: Column) -> float:
 
 
 def _ends(values: Column) -> str:
-    return f"{_early(values):.2f} in the first third, {_late(values):.2f} in the last"
+    return f"{_early(values):z.2f} in the first third, {_late(values):z.2f} in the last"

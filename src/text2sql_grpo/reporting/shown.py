@@ -15,6 +15,7 @@ from sqlparse.exceptions import SQLParseError
 
 from text2sql_grpo.environment.episode import Action
 from text2sql_grpo.environment.observation import ObservationLimits, cell_text, observation_text
+from text2sql_grpo.errors import many
 from text2sql_grpo.evaluation.bench import Asked
 from text2sql_grpo.rewards import Answer
 from text2sql_grpo.sql.outcome import Cell, ExecutionOutcome
@@ -114,7 +115,7 @@ def show_query(sql: str, outcome: ExecutionOutcome | None, console: Console) -> 
     console.print(table if outcome.rows else Padding("no rows", (0, 2)))
     if len(outcome.rows) > len(rows) or outcome.is_truncated:
         more = "more than " if outcome.is_truncated else ""
-        console.print(Padding(f"{len(rows)} of {more}{len(outcome.rows)} rows", (0, 2)))
+        console.print(Padding(f"{len(rows)} of {more}{many(len(outcome.rows), 'row')}", (0, 2)))
 
 
 def _plain(text: str) -> Text:

@@ -8,7 +8,7 @@ from rich.text import Text
 
 from text2sql_grpo.audit.suspects import find_suspects, read_samples, write_suspects
 from text2sql_grpo.data.example import Example
-from text2sql_grpo.errors import ConfigError, needs_extra
+from text2sql_grpo.errors import ConfigError, many, needs_extra
 from text2sql_grpo.evaluation.answers import read_answers
 from text2sql_grpo.evaluation.comparison import Comparison, compare
 from text2sql_grpo.files import write_json
@@ -65,7 +65,7 @@ def report(
     share = executor.seconds_in_sql / max(sum(run.seconds.values()), 0.1)
     run.console.print(
         f"Time: {stages}; in SQL {executor.seconds_in_sql:.1f} s ({share:.1%} of it) for "
-        f"{executor.queries} queries, {executor.cache_hits} of them from the cache",
+        f"{many(executor.queries, 'query')}, {executor.cache_hits} of them from the cache",
         soft_wrap=True,
     )
     for what, path in (

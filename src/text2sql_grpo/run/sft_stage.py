@@ -19,7 +19,7 @@ from text2sql_grpo.data.databases import cache_folder
 from text2sql_grpo.data.example import Example
 from text2sql_grpo.data.shards import content_files
 from text2sql_grpo.environment.protocols import TOOLS
-from text2sql_grpo.errors import ConfigError, DataError, OutOfMemoryError
+from text2sql_grpo.errors import ConfigError, DataError, OutOfMemoryError, many
 from text2sql_grpo.evaluation.bench import Bench
 from text2sql_grpo.evaluation.sampler import measured_chat
 from text2sql_grpo.files import draft, fingerprint, read_jsonl
@@ -337,7 +337,7 @@ def _train(trainer: SFTStageTrainer, folder: Path, checkpoint: Path | None, cons
         progress.close()
     left_out = len(trainer.train_dataset.left_out)
     if left_out:
-        console.print(f"{left_out} questions are longer than the model's context: left out")
+        console.print(f"left out {many(left_out, 'question')} longer than the model's context")
     if ranks.any_rank(stopper.is_stopping):
         raise KeyboardInterrupt
 
