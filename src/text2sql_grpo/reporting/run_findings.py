@@ -87,7 +87,8 @@ class RunLogs:
         if not value or wanted is None:
             return bool(value)
         least = parse_yaml(wanted)
-        return bool(value >= least if isinstance(least, int | float) else value == least)
+        are_numbers = isinstance(value, int | float) and isinstance(least, int | float)
+        return bool(value >= least if are_numbers else value == least)
 
 
 def read_logs(run: Path) -> RunLogs:
