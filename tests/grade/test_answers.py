@@ -8,7 +8,8 @@ import pytest
 
 from tests.tiers import but_first_thorough
 
-SETS = ["fishery", "rental", "school", "press", "observatory", "orchard", "parcels", "cycles"]  # not those of PostgreSQL
+# Not those of PostgreSQL.
+SETS = ["fishery", "rental", "school", "press", "observatory", "orchard", "parcels", "cycles"]
 
 
 @pytest.fixture(scope="module")

@@ -263,6 +263,7 @@ CONFIGS = sorted(path.name for path in (Path(__file__).parents[2] / "config").gl
 OWN = {  # what else differs from the machine that a config is for
     "quickstart.yaml": {"sft.adapter": "null", "model.frozen_layers": "1"},
     "smollm2_spider.yaml": {"data.dev_databases": "[]"},
+    "qwen2.5_coder_0.5b_cpu.yaml": {"data.dev_databases": "[]"},
 }
 
 

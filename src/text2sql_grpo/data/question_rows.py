@@ -167,9 +167,9 @@ def row_question(
     if missing:
         wanted = ", and of ".join(" or ".join(_COLUMNS[name][:3]) for name in missing)
         names = {plain_name(column) for name in missing for column in _COLUMNS[name]}
-        columns = list(map(str, row))
-        empty = ", ".join(column for column in columns if plain_name(column) in names)
-        found = f"nothing in {empty}" if empty else f"the columns {', '.join(columns) or 'none'}"
+        shown = list(map(str, row))
+        empty = ", ".join(column for column in shown if plain_name(column) in names)
+        found = f"nothing in {empty}" if empty else f"the columns {', '.join(shown) or 'none'}"
         raise DataError(f"a question needs a value of {wanted}, got {found} (at {place})")
     if "dbname" in cells and isinstance(given["gold_sql"], str):
         given["gold_sql"], *others = accepted_queries(given["gold_sql"]) or [""]
