@@ -689,7 +689,7 @@ def test_questions_for_other_engines_hold_there(
         outcomes = executor.execute_many([(address, gold) for gold in golds])
     assert len(rows) == 120 and all(outcome.is_ok and outcome.rows for outcome in outcomes)
     text = " ".join(golds)
-    assert "ORDER BY" in text and "NULLS" not in text  # which nobody writes for the lowest
+    assert "ORDER BY" in text and "NULLS" not in text  # unusual SQL for the lowest value
     flags = [row for row in rows if "paid flag is " in row["question"]]
     assert flags and all(re.search("is_paid = (TRUE|FALSE)", row["gold_sql"]) for row in flags)
     if kind == "postgresql":

@@ -156,8 +156,8 @@ def generated_columns(create: str) -> dict[str, str]:
 def in_dialect(sql: str, schema: Schema, dialect: str) -> str | None:
     """A query of SQLite in a dialect of sqlglot, with its tables' namespaces; None if it cannot be said.
 
-    NULLs are ordered as the dialect does by default, not as SQLite does: nobody writes `NULLS FIRST` for the
-    lowest, and it would find a NULL.
+    NULLs are ordered by the dialect's default, not by SQLite's: `NULLS FIRST` is unusual SQL for the lowest
+    value, and finds a NULL.
     """
     tree = read_query(sql).tree
     if tree is None:
