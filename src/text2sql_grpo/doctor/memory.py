@@ -338,7 +338,7 @@ def _head_bytes(model: PreTrainedModel, update: Update) -> int:
 
 
 class LiveBytes(TorchDispatchMode):
-    """Dispatch mode that tracks the bytes of all storages that operations allocate, but those of `known`."""
+    """Dispatch mode that tracks the bytes of the storages that operations allocate, except of `known`."""
 
     def __init__(self, known: list[torch.Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

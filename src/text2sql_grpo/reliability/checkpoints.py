@@ -252,7 +252,7 @@ class Checkpoints(TrainerCallback):
 def _set_rates(trainer: Trainer) -> None:
     """Set the learning rates of the next step by the schedule of this run.
 
-    transformers restores those of the old run for one step: 0 where its schedule had come to its end.
+    transformers restores the old rates for one step: 0 where the old schedule had come to its end.
     """
     scheduler = trainer.lr_scheduler
     if isinstance(scheduler, LambdaLR):

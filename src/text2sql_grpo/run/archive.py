@@ -82,7 +82,7 @@ def find_checkpoint(
     `auto` is the newest undamaged one of the run folder.
 
     Args:
-        free: Patterns of settings that may change, in addition to those of each run.
+        free: Patterns of settings that may change, in addition to `_FREE`.
 
     Raises:
         ConfigError: There is none, or a setting differs that decides what is learned or measured.

@@ -31,7 +31,7 @@ class Engine:
     connection: str
     schema_module: str  # module whose `read` reads a schema
     logs: tuple[str, ...] = ()  # suffixes of files next to a database that hold changes
-    is_server = False  # True if a database is no file, so that nothing of it is cached
+    is_server = False  # True if a database is not a file, so that nothing of it is cached
     max_open: int | None = None  # connections of one worker; None for as many as files may be open
     address_space = 1 << 30  # maximum addresses of a worker, bytes
     variables: tuple[str, ...] = ()  # prefixes of the environment variables that its client reads

@@ -189,7 +189,7 @@ def _text(column: Column) -> list[Condition]:
 
 
 def _plain(column: Column, test: str, words: str, *phrases: str) -> Condition:
-    """Condition whose value is said as stored; phrases are the column's own, else the given ones."""
+    """Condition whose value is quoted as stored; phrases are the column's own, else the given ones."""
     return Condition(column, test, words, words, _phrases(column, words) or phrases)
 
 

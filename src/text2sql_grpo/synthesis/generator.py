@@ -277,7 +277,7 @@ def _examples(
     every: Sequence[Template],
     seed: int,
 ) -> list[Example]:
-    """Examples of one set, shuffled; `taken` holds those of the sets before it, and grows by these."""
+    """Examples of one set, shuffled; `taken` holds the examples of earlier sets, and grows."""
     rng = random.Random(f"{seed}-{question_set.name}")
     used = [database for database in databases if database.split == question_set.databases]
     fitting = [one for one in every if one.is_held_out == question_set.is_held_out_templates]

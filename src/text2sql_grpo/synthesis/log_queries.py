@@ -219,7 +219,7 @@ class _Reader:
         return self._profile.executor.execute(self._profile.database, sql, limits=_LIMITS)
 
     def _fill(self, tree: exp.Query, values: tuple[str | None, ...], rng: random.Random) -> None:
-        """Put values in the place of parameters: those of the log, else stored ones of a column compared."""
+        """Replace parameters by values: from the log, else stored values of the column that is compared."""
         owners = tables_of(tree, self._profile.tables)
         drawn: dict[str, exp.Expr] = {}
         for place in list(tree.find_all(exp.Placeholder)):
