@@ -194,7 +194,7 @@ class HardenedDuckDB:
         except MemoryError:
             return failure("memory", NO_MEMORY)
         except duckdb.Error as error:
-            return self._outcome_of(error, limits, deadline)
+            return self._outcome_of(error, limits)
         finally:
             self.session.close()
 
@@ -240,12 +240,10 @@ class HardenedDuckDB:
         rows, is_truncated = keep_rows(_rows(self.session, converters), limits, deadline)
         return ExecutionOutcome("ok", columns, rows, is_truncated)
 
-    def _outcome_of(self, error: duckdb.Error, limits: Limits, deadline: float) -> ExecutionOutcome:
+    def _outcome_of(self, error: duckdb.Error, limits: Limits) -> ExecutionOutcome:
         text = str(error)
-        if isinstance(error, duckdb.InterruptException):
-            if time.monotonic() >= deadline:
-                return failure("timeout", late_text(limits.timeout_s))
-            raise KeyboardInterrupt from error
+        if isinstance(error, duckdb.InterruptException):  # at the end of its time, by the worker
+            return failure("timeout", late_text(limits.timeout_s))
         if isinstance(error, duckdb.OutOfMemoryException):
             return failure("memory", NO_MEMORY)
         is_refused = isinstance(error, duckdb.PermissionException) or "Permission denied" in text
