@@ -300,12 +300,12 @@ def test_query_with_types_that_python_lacks_runs_once(database: HardenedDuckDB) 
     sql = "SELECT DATE 'infinity', TIMESTAMP '-infinity', INTERVAL 1 DAY, [random() < 2]"
     assert database.run(sql, LIMITS).rows == (("infinity", "-infinity", "1 day", "[true]"),)
     slow = "SELECT [sum(a.range)] FROM range(30_000_000) a"
-    started = time.monotonic()
+    started = time.process_time()
     database.run(slow.replace("[", "(").replace("]", ")"), Limits(timeout_s=60))
-    once_s = time.monotonic() - started
-    started = time.monotonic()
+    once_s = time.process_time() - started
+    started = time.process_time()
     database.run(slow, Limits(timeout_s=60))
-    assert time.monotonic() - started < 1.7 * once_s + 0.2
+    assert time.process_time() - started < 1.7 * once_s + 0.2
 
 
 @pytest.mark.parametrize(

@@ -75,7 +75,7 @@ def test_endless_query_stops_at_the_limit(executor: SQLExecutor, database: Path,
     outcome = executor.execute(database, ENDLESS + rest, limits=Limits(timeout_s=0.3))
 
     assert (outcome.status, outcome.error) == ("timeout", "stopped: the query ran longer than 0.3 s")
-    assert 0.3 <= outcome.elapsed_s < 2.0
+    assert 0.3 <= outcome.elapsed_s < 10.0
     assert_still_reads(executor, database)
 
 

@@ -357,7 +357,7 @@ def test_what_is_no_file_is_refused_at_once(tmp_path: Path, database: Path, sche
                 executor.execute(f"{scheme}{path}", "SELECT 1")
             with pytest.raises(DataError, match="regular file"):
                 read_schema(f"{scheme}{path}")
-            assert time.monotonic() - started < 1.0
+            assert time.monotonic() - started < 10.0
         executor.execute(database, "SELECT 1")
         database.unlink()
         os.mkfifo(database)  # in the place of one that was read

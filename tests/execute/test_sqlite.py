@@ -146,7 +146,7 @@ def test_outcome_in_this_process(database: Path) -> None:
     opened.close()
 
     assert (outcome.status, outcome.columns, outcome.rows) == ("ok", ("a",), ((1,), (2,)))
-    assert 0 < outcome.elapsed_s < 1 and not outcome.from_cache
+    assert 0 < outcome.elapsed_s < 10 and not outcome.from_cache
     assert late.status == "timeout"
 
 
