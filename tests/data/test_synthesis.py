@@ -29,7 +29,7 @@ from text2sql_grpo.synthesis.generator import QUESTION_SETS, QuestionSet, make_q
 from text2sql_grpo.synthesis.profile import Profile
 from text2sql_grpo.synthesis.templates import OWN, templates
 from text2sql_grpo.synthesis.words import with_words
-from text2sql_grpo.synthesis.words_file import read_words
+from text2sql_grpo.synthesis.words_file import Words, read_words
 
 DATA = Path(__file__).parents[2] / "data"
 SMALL_SETS = [replace(each, count=each.count // 10) for each in QUESTION_SETS]
@@ -739,6 +739,24 @@ def test_words_for_values_that_no_row_holds_are_named(shop: Path, caplog: pytest
     assert "order.status: no row that was read holds ['ON_HOLT']" in caplog.text
     (status,) = (each for each in database.tables["order"].columns if each.name == "status")
     assert status.said == {"SENT_BACK": "sent back", "NOT_PAID": "unpaid"}
+
+
+def test_a_given_word_changes_what_is_asked_only_where_the_name_is_not_english(shop: Path) -> None:
+    with closing(sqlite3.connect(shop / "shop.sqlite")) as connection:
+        connection.executescript(
+            "ALTER TABLE Customers RENAME COLUMN name TO customer;"
+            "ALTER TABLE Customers ADD plz INTEGER; UPDATE Customers SET plz = age * age;"
+        )
+    columns = {"age": "grade", "home town": "telephone", "customer": "client code", "plz": "zip code"}
+    given = Words(tables={"Customers": "client"}, columns={f"Customers.{k}": v for k, v in columns.items()})
+    with SQLExecutor() as executor:
+        profile = Profile(executor, shop / "shop.sqlite")
+        bare, worded = (with_words(profile, "shop", words, place="") for words in (Words(), given))
+    before = {one.name: one.roles for one in bare.tables["Customers"].columns}
+    after = {one.name: (one.noun, one.roles) for one in worded.tables["Customers"].columns}
+    for name in ("age", "home town", "customer"):
+        assert after[name] == (columns[name], before[name]) and before[name]
+    assert "measure" in before["plz"] and after["plz"] == ("zip code", {"detail"})
 
 
 def test_a_database_without_rows_gives_no_question(tmp_path: Path) -> None:

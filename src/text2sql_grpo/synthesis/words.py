@@ -290,7 +290,7 @@ def _with_words(profile: TableProfile, noun: str, words: Words) -> Table:
     table = profile.table
     foreign = {name for key in table.foreign_keys for name in key.columns}
     is_named = not noun.endswith('" row') or not words.split
-    is_foreign, given = _is_foreign(profile), words.columns
+    is_foreign, given, row_noun = _is_foreign(profile), words.columns, _row_noun(profile) or noun
     has_flags = sum(set(found.values) == {0, 1} for found in profile.columns.values()) >= MANY_FLAGS
     columns = []
     for declared in table.columns:
@@ -307,8 +307,11 @@ def _with_words(profile: TableProfile, noun: str, words: Words) -> Table:
             phrase = None if phrase and '"' in phrase and words.split else phrase
         if phrase is None:
             continue
+        # A given word changes the text of questions, and what is asked only where the name is not read.
+        own = _column_noun(name, row_noun, found, is_key=is_key, is_foreign=is_foreign)
+        known = phrase if words.split or own is None or '"' in own else own
         roles = (
-            frozenset(["category", flag]) if flag else roles_of(phrase, found, profile.n_read, is_key=is_key)
+            frozenset(["category", flag]) if flag else roles_of(known, found, profile.n_read, is_key=is_key)
         )
         columns.append(
             Column(
