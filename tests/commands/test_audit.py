@@ -22,8 +22,8 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return write_config(tmp_path)
 
 
-def printed(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
-    assert main(argv) == 0
+def printed(capsys: pytest.CaptureFixture[str], *argv: str, code: int = 0) -> str:
+    assert main(argv) == code
     return capsys.readouterr().out
 
 
@@ -44,6 +44,20 @@ def test_questions_are_reported_and_training_leaves_the_wrong_ones_out(
     assert kept == [row["id"] for row in QUESTIONS]
     printed(capsys, *argv, "--keep", "duplicated")
     assert read_quarantine(Path("out/quarantine.jsonl")) == {"broken"}
+
+
+def test_a_gold_that_fails_ends_with_1_unless_it_is_left_out(
+    tmp_path: Path, config: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("text2sql_grpo.commands.options.LINE_EVERY_S", 0.0)
+    write_questions(tmp_path / "train.jsonl", [*QUESTIONS, BROKEN])
+    argv = ["audit", "data", "train.jsonl", "--db", "databases", "--test_databases", "0"]
+    assert main(argv) == 1
+    out, err = capsys.readouterr()
+    assert "golds that fail (error, hidden): 1 question; --quarantine FILE leaves them out" in out
+    assert err.splitlines() == [f"Golds {done}/5" for done in range(1, 6)]
+    assert main([*argv, "--quarantine", "left_out.jsonl", "--keep", "error"]) == 1
+    assert main([*argv, "--quarantine", "left_out.jsonl"]) == 0
 
 
 def test_golds_that_most_answers_contradict_are_listed(
@@ -70,6 +84,7 @@ def test_questions_as_json(tmp_path: Path, config: Path, capsys: pytest.CaptureF
             capsys,
             *("audit", "data", "train.jsonl", "--db", "databases", "--against", "questions.jsonl"),
             *("--config", str(config), "--max_prompt_tokens", "1", "--json"),
+            code=1,
         )
     )
 

@@ -1,7 +1,7 @@
 """Audit of a file of questions: golds that fail or have several possible results, copies, leaks."""
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -86,6 +86,7 @@ def audit_questions(
     suspects: Iterable[Mapping[str, Any]] = (),
     slow_s: float = 1.0,
     max_prompt_tokens: int = 8_192,
+    on_gold: Callable[[], None] = lambda: None,
 ) -> QuestionAudit:
     """Run every gold and compare every question; a broken question never stops the audit.
 
@@ -95,6 +96,7 @@ def audit_questions(
         suite: Makes the test databases of each gold query; None leaves out the reason `gap`.
         slow_s: A gold that takes longer is `slow`.
         max_prompt_tokens: A prompt with more, estimated at four characters each, is `too_long`.
+        on_gold: Called after each gold.
     """
     findings: list[Finding] = []
     known: list[Question] = []
@@ -106,7 +108,7 @@ def audit_questions(
             findings.append(_finding(question, "error", str(error)))
     for start in range(0, len(known), GOLDS_PER_BATCH):
         batch = known[start : start + GOLDS_PER_BATCH]
-        findings += _gold_findings(batch, environment, suite, slow_s)
+        findings += _gold_findings(batch, environment, suite, slow_s, on_gold)
     findings += _copies(questions)
     findings += _leaks(questions, others or {})
     findings += _long_prompts(known, environment, max_prompt_tokens)
@@ -136,7 +138,11 @@ def _finding(question: Question, reason: str, detail: str) -> Finding:
 
 
 def _gold_findings(
-    questions: Sequence[Question], environment: SQLEnvironment, suite: TestSuite | None, slow_s: float
+    questions: Sequence[Question],
+    environment: SQLEnvironment,
+    suite: TestSuite | None,
+    slow_s: float,
+    on_gold: Callable[[], None],
 ) -> Iterator[Finding]:
     executor = environment.executor
     asked = [
@@ -163,6 +169,7 @@ def _gold_findings(
         is_whole = outcome.is_ok and not outcome.is_truncated
         if suite is not None and is_whole and (gap := suite.databases(*gold).gap):
             yield _finding(question, "gap", gap)
+        on_gold()
 
 
 def _run_again(

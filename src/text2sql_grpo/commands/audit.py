@@ -35,6 +35,8 @@ def data(
 ) -> int:
     """Run the gold queries of a file; find copies, leaks, long prompts, queries that answers contradict.
 
+    Exits with 1 if a gold fails or reads what is hidden, and --quarantine does not leave its question out.
+
     Args:
         file: Questions: JSONL, CSV, or the JSON of Spider or BIRD.
         db: Their databases: a folder, a file or a URL, as data.databases.
@@ -73,18 +75,22 @@ def data(
             known = [q.example for q in questions if q.example.database in databases.names()]
             found = find_suspects(known, read_samples(answers), databases, executor, grader)
             write_suspects(suspects, found)
-        audit = audit_questions(
-            questions,
-            SQLEnvironment(databases, executor, settings, hide=run.data.hide if run else (PERSONAL,)),
-            others={str(path): read_questions(path, database=database) for path in against or ()},
-            suite=grader.suite,
-            suspects=found,
-            slow_s=slow_s,
-            max_prompt_tokens=max_prompt_tokens,
-        )
+        with counting("Golds", sum(1 + len(q.example.other_golds) for q in questions)) as on_gold:
+            audit = audit_questions(
+                questions,
+                SQLEnvironment(databases, executor, settings, hide=run.data.hide if run else (PERSONAL,)),
+                others={str(path): read_questions(path, database=database) for path in against or ()},
+                suite=grader.suite,
+                suspects=found,
+                slow_s=slow_s,
+                max_prompt_tokens=max_prompt_tokens,
+                on_gold=on_gold,
+            )
         rows = audit.quarantine(kept)
+        failed = audit.ids_by_reason["error"] | audit.ids_by_reason["hidden"]
         if quarantine is not None:
             write_quarantine(quarantine, rows)
+            failed -= {row["id"] for row in rows}
     seconds = round(time.monotonic() - started, 1)
     if json:
         record = {
@@ -96,7 +102,7 @@ def data(
             "findings": [asdict(finding) for finding in audit.findings],
         }
         print(json_text.dumps(record))
-        return 0
+        return 1 if failed else 0
     console = Console()
     console.print(question_table(audit, kept))
     show_findings(audit, console)
@@ -107,7 +113,11 @@ def data(
         console.print(
             f"quarantine: {quarantine}  (data.quarantine of a config)", soft_wrap=True, markup=False
         )
-    return 0
+    if failed:
+        text = f"golds that fail (error, hidden): {many(len(failed), 'question')}"
+        remedy = "--quarantine FILE leaves them out"
+        console.print(f"{text}; {remedy}", style="red", soft_wrap=True, highlight=False)
+    return 1 if failed else 0
 
 
 def reward(
