@@ -122,11 +122,30 @@ def test_the_config_follows_the_machine() -> None:
     assert minutes_for(size_for({"type": "cuda", "memory_bytes": 8 * GIB}), 2) is None
 
 
+@pytest.mark.parametrize(
+    ("model", "hint"),
+    [
+        ("smolm2-135m", "there is smollm2-135m"),
+        ("SmolLM2-135M-Instruct", "there is smollm2-135m"),
+        ("./models/coder", "no such folder"),
+        ("coder.gguf", "no such file"),
+    ],
+)
+def test_init_refuses_a_model_that_does_not_exist_before_it_writes(
+    shop: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], model: str, hint: str
+) -> None:
+    out = tmp_path / "made"
+    assert main(["init", str(shop), "--out", str(out), "--model", model]) == 1
+    assert hint in capsys.readouterr().err and not out.exists()
+
+
 @pytest.mark.thorough
 def test_init_with_a_model_follows_the_config_of_an_instruct_model(
     shop: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.chdir(tmp_path)
+    Path("coder.gguf").touch()
     out = tmp_path / "made"
     assert main(["init", str(shop), "--out", str(out), "--model", "coder.gguf"]) == 0
     shown = capsys.readouterr().out

@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from text2sql_grpo.commands.options import counting, writing_to
+from text2sql_grpo.commands.options import check_models, counting, writing_to
 from text2sql_grpo.data.databases import Databases
 from text2sql_grpo.errors import DataError, many
 from text2sql_grpo.files import read_jsonl
@@ -37,6 +37,8 @@ def init(database: str = "", *, out: Path | None = None, model: str = "", seed: 
 
     console = Console()
     is_asked = not database
+    if model:
+        check_models(model)
     if is_asked:
         database = input("Database (a file, a folder of CSV files, or a URL): ").strip()
     found = Databases(database)

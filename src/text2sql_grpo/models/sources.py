@@ -136,6 +136,8 @@ def check_name(path: str) -> None:
         return
     if path == SMOLLM2 or Path(path).exists():
         return
+    if "/" not in path and get_close_matches(path.lower(), [SMOLLM2]):
+        raise ModelError(f"no such model: {path}; there is {SMOLLM2}")
     is_path = name.startswith((".", "/", "~")) or name.count("/") > 1 or name.endswith(".gguf")
     is_path = is_path or (Path(name).parent != Path() and Path(name).parent.exists())
     is_id = _HUB_ID.fullmatch(name) is not None
