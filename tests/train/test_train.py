@@ -187,6 +187,7 @@ def test_a_run_without_a_gradient_warns_with_its_reason_and_merges_its_start(
     argv = ["train", "--config", str(config), "--data.test", "{}"]
     assert main(argv) == 0
     assert "step 1 has no gradient: all 16 episodes are masked (turn_length " in caplog.text
+    assert "step 2 has no gradient" not in caplog.text
     warning = "warning: nothing was learned: no step had a gradient: all 32 episodes are masked (turn_length "
     assert warning in capsys.readouterr().out
     kept = json.loads((tmp_path / "run" / "report.json").read_text("utf-8"))["warnings"]
@@ -196,6 +197,11 @@ def test_a_run_without_a_gradient_warns_with_its_reason_and_merges_its_start(
     assert len(json_lines(tmp_path / "run" / "rollouts.jsonl")) == 32
     assert main([*argv, "--resume", "auto"]) == 0
     assert warning in capsys.readouterr().out, "a resumed run that is finished learned nothing either"
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    learned = [row | {"grad_norm": row["step"] - 1.0} for row in json_lines(metrics)]
+    metrics.write_text("".join(json.dumps(row) + "\n" for row in learned), encoding="utf-8")
+    assert main([*argv, "--resume", "auto"]) == 0
+    assert "warning: 1 of 2 steps had no gradient\n" in capsys.readouterr().out
     folders = (tmp_path / "model", tmp_path / "run" / "merged")
     start, merged = (load_file(folder / "model.safetensors") for folder in folders)
     assert all(torch.equal(weights, merged[name]) for name, weights in start.items())

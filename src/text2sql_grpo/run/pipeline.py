@@ -14,7 +14,7 @@ from transformers.trainer_callback import PrinterCallback, ProgressCallback, Tra
 
 from text2sql_grpo.config import Config, ModelConfig, dump_config
 from text2sql_grpo.data.example import Example
-from text2sql_grpo.errors import ConfigError, OutOfMemoryError, RunError, needs_extra
+from text2sql_grpo.errors import ConfigError, OutOfMemoryError, RunError, many, needs_extra
 from text2sql_grpo.evaluation.bench import Bench
 from text2sql_grpo.evaluation.statistics import Accuracy
 from text2sql_grpo.files import read_jsonl
@@ -199,8 +199,7 @@ def _improve(
             alerts.close()
     if ranks.any_rank(stopper.is_stopping):
         raise KeyboardInterrupt
-    if reason := _why_unlearned(trainer, run):
-        run.warn(f"nothing was learned: no step had a gradient: {reason}; merging the model as it was")
+    _warn_of_steps_without_gradient(trainer, run)
     step = keep_best(run.config.evaluation.keep, trainer, run.folder, run.console)
     if share < 1 and step:
         blend(trainer.model, start, share)
@@ -227,22 +226,26 @@ def _improve(
     return RunResult(run.folder, merged, *strict)
 
 
-def _why_unlearned(trainer: SQLGRPOTrainer, run: Run) -> str | None:
-    """Reason why no step had a gradient, those before the checkpoint of a resumed run included; else None."""
+def _warn_of_steps_without_gradient(trainer: SQLGRPOTrainer, run: Run) -> None:
+    """Count them, also those before the checkpoint of a resumed run; add the reason if it is every step."""
     rows = [*trainer.state.log_history, *read_metrics(run.folder)]
-    steps = [row for row in rows if "frac_reward_zero_std" in row]
-    had_gradient = any(
-        row.get("step/skipped", 0) < 1 and (row.get("grad_norm") or row["frac_reward_zero_std"] < 1)
-        for row in steps
-    )
-    if ranks.any_rank(had_gradient or not steps):
-        return None
+    has_gradient = {
+        row["step"]: row.get("step/skipped", 0) < 1
+        and (row.get("grad_norm") or row["frac_reward_zero_std"] < 1)
+        for row in rows
+        if "frac_reward_zero_std" in row
+    }
+    if ranks.any_rank(any(has_gradient.values()) or not has_gradient):
+        if flat := sum(not each for each in has_gradient.values()):
+            run.warn(f"{flat} of {many(len(has_gradient), 'step')} had no gradient")
+        return
     episodes = read_jsonl(run.folder / ROLLOUTS, "episodes")
     rewards, stops = zip(*((row["reward"], row["stop_reason"]) for row in episodes), strict=True)
     size = trainer.num_generations
     groups = [rewards[first : first + size] for first in range(0, len(rewards), size)]
     reason = no_signal(groups, stops, has_sft=run.config.sft is not None)
-    return reason or "each was not finite and skipped: lower grpo.learning_rate"
+    reason = reason or "each was not finite and skipped: lower grpo.learning_rate"
+    run.warn(f"nothing was learned: no step had a gradient: {reason}; merging the model as it was")
 
 
 def run_arguments(config: Config) -> SQLGRPOConfig:

@@ -39,8 +39,10 @@ class Episodes(Record):
 class Rewards(Record):
     """Means over the batch of all ranks, under TRL's names: rewards, groups without variance, lengths.
 
-    Warns if the batch has no gradient. The figures of `Judged.metrics` are averaged, too.
+    Warns of the first batch without a gradient. The figures of `Judged.metrics` are averaged, too.
     """
+
+    _has_warned = False
 
     def record(self, batch: Batch, inputs: Mapping[str, torch.Tensor], step: int) -> None:
         groups = [[one.reward for one in group] for group in batch.groups().values()]
@@ -66,9 +68,10 @@ class Rewards(Record):
             metrics[f"completions/{name}_terminated_length"] = float(of(ended))
         metrics["completions/clipped_ratio"] = statistics.fmean(is_cut)
         self.figures = metrics
-        if not inputs["advantages"].any() and is_main():
+        if not (self._has_warned or inputs["advantages"].any()) and is_main():
             reason = no_signal(groups, [one.stop_reason for one in batch.judged])
             if reason:
+                self._has_warned = True
                 logger.warning(f"step {step + 1} has no gradient: {reason}")
 
 
