@@ -21,7 +21,7 @@ from text2sql_grpo.evaluation.statistics import Accuracy
 from text2sql_grpo.reporting import report_page
 from text2sql_grpo.reporting.live_view import open_live
 from text2sql_grpo.reporting.report_page import episodes_report, write_page, write_report
-from text2sql_grpo.run_folder import ENERGY, EVALUATION, METRICS, PAGE, PAGE_DATA, ROLLOUTS, SCHEDULE
+from text2sql_grpo.run_folder import CONFIG, ENERGY, EVALUATION, METRICS, PAGE, PAGE_DATA, ROLLOUTS, SCHEDULE
 
 HOSTILE = (
     "</script><script>document.title='owned'</script>",
@@ -128,6 +128,21 @@ def test_the_verb_writes_the_figures_of_the_run(tmp_path: Path, capsys: pytest.C
     assert [mark for _, mark in data["groups"][-1]["episodes"][0]["pieces"]] == [-0.1, -2.5, None, None]
 
 
+@pytest.mark.parametrize("is_mapping", [False, True])
+def test_the_command_that_asks_again_names_the_database(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_mapping: bool
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run, shop = write_run(tmp_path / "run"), Path("databases/shop.sqlite")
+    shop.parent.mkdir()
+    shop.touch()
+    databases = {"shop": str(shop), "other": "postgresql://reader@host/other"} if is_mapping else "databases"
+    (run / CONFIG).write_text(json.dumps({"data": {"databases": databases}}), encoding="utf-8")
+    assert data_of(write_report(run))["sources"] == {"shop": str(shop)}
+    shutil.rmtree(shop.parent)
+    assert data_of(write_report(run))["sources"] == {}
+
+
 def test_energy_that_codecarbon_wrote_is_a_cost(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run")
     main(["view", str(run), "--no-browser"])
@@ -215,7 +230,9 @@ def test_hostile_texts_stay_texts_in_a_browser(tmp_path: Path) -> None:
     playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install playwright")
     if not shutil.which("chromium"):
         pytest.skip("needs Chromium: apt-get install chromium")
-    page_file = write_report(write_run(tmp_path / "run"))
+    run = write_run(tmp_path / "run")
+    (run / CONFIG).write_text("data: {databases: postgresql://reader@host/shop}", encoding="utf-8")
+    page_file = write_report(run)
     with playwright.sync_playwright() as play:
         browser = play.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
         page = browser.new_page(viewport={"width": 390, "height": 844})
@@ -228,6 +245,7 @@ def test_hostile_texts_stay_texts_in_a_browser(tmp_path: Path) -> None:
         assert page.title() == "run - text2sql-grpo"
         assert f"95% intervals {data_of(page_file)['interval_unit']}." in page.inner_text("body")
         assert HOSTILE[1] in page.inner_text("details[open] summary")
+        assert "--db 'postgresql://reader@host/shop'" in page.inner_text("body")
         assert page.locator("img").count() == 0 and page.locator(".result").inner_text() == HOSTILE[0]
         page.get_by_role("button", name="gained 3").click()
         marks = page.get_by_role("group", name="answers").locator("xpath=following-sibling::details")

@@ -118,11 +118,12 @@ function Side({ title, one, gain, texts }) {
     ${one.pieces && html`<${Tokens} pieces=${one.pieces} gain=${gain} />`}</div>`;
 }
 
-function Item({ id, mark, row, schemas, model, children }) {
+function Item({ id, mark, row, schemas, sources, model, children }) {
   const open = location.hash.slice(1) === id;
   const [shown, show] = useState(open);
   useEffect(() => { if (open) document.getElementById(id).scrollIntoView(); }, []);
-  const command = `text2sql-grpo ask ${shell(row.question)} --model ${shell(model)} --db DATABASE`;
+  const source = sources[row.database] ? shell(sources[row.database]) : "DATABASE";
+  const command = `text2sql-grpo ask ${shell(row.question)} --model ${shell(model)} --db ${source}`;
   return html`<details id=${id} open=${shown} onToggle=${(event) => { show(event.target.open);
       if (event.target.open) history.replaceState(null, "", `#${id}`); }}>
     <summary>${mark} ${row.question} <span class="dim">(${row.database}; ${row.skills.join(", ")})</span></summary>
@@ -204,13 +205,13 @@ function Overview({ data }) {
 const mean = (values) => values.reduce((sum, one) => sum + one, 0) / values.length;
 
 function Report({ data }) {
-  const { answers, groups, schemas, model, sides } = data;
-  const Answer = ({ row }) => html`<${Item} id=${row.id} row=${row} schemas=${schemas} model=${model}
+  const { answers, groups, schemas, sources, model, sides } = data;
+  const Answer = ({ row }) => html`<${Item} id=${row.id} row=${row} schemas=${schemas} sources=${sources} model=${model}
     mark=${html`<span class="mark ${row.after.strict ? "right" : "wrong"}">${ANSWERS.gained(row) ? "gained"
       : ANSWERS.lost(row) ? "lost" : row.after.strict ? "right" : "wrong"}</span>`}>${() => html`
       ${row.before && html`<${Side} texts=${data.reason_texts} title=${sides[0]} one=${row.before} />`}
       <${Side} texts=${data.reason_texts} title=${row.before ? sides[1] : "answer"} one=${row.after} />`}<//>`;
-  const Group = ({ row }) => html`<${Item} id=${row.id} row=${row} schemas=${schemas} model=${model}
+  const Group = ({ row }) => html`<${Item} id=${row.id} row=${row} schemas=${schemas} sources=${sources} model=${model}
     mark=${html`<span class="mark">${row.step > 0 && `step ${row.step}: `}${row.episodes.filter((one) => one.strict).length} of
       ${" "}${row.episodes.length}</span>`}>${() => row.episodes.map((one, i) => html`
       <${Side} texts=${data.reason_texts} title=${`episode ${i + 1}`} one=${one}

@@ -5,6 +5,7 @@ import csv
 import gzip
 import hashlib
 import json
+import os
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from importlib.metadata import version
@@ -16,6 +17,7 @@ from typing import Any
 from jinja2 import Environment
 from tokenizers import Tokenizer
 
+from text2sql_grpo.data.databases import Databases
 from text2sql_grpo.data.example import Example
 from text2sql_grpo.errors import DataError
 from text2sql_grpo.evaluation.skills import skills
@@ -89,6 +91,7 @@ def run_report(run: Path) -> Record:
     )
     return report | {
         "model": f"{run}/merged",
+        "sources": _sources(logs.settings, report["schemas"]),
         "curve": curve_of(logs.schedule),
         "steps": {name: [row.get(name) for row in logs.steps] for name in _STEP_FIELDS},
         "costs": report["costs"] | {"tokens": tokens[-1] if tokens else None, "kwh": _energy(run / ENERGY)},
@@ -178,6 +181,7 @@ def _report(
         "answers": answers,
         "groups": _groups(episodes, tokenizer),
         "schemas": _schemas(episodes, after),
+        "sources": {},
         "config": "",
         "hardware": evaluation.get("hardware", {}),
         "warnings": [_cut(text) for text in evaluation.get("warnings", ())],
@@ -330,6 +334,18 @@ def _schemas(*parts: Iterable[Record]) -> dict[str, str]:
             prompt = row["messages"][0]["content"].removesuffix(row["question"])
             found[row["database"]] = _cut(prompt.strip(), 8 * MAX_TEXT)
     return found
+
+
+def _sources(settings: Mapping[str, Any], names: Iterable[str]) -> dict[str, str]:
+    """File, folder or URL of each database that the config names and that is found, for `ask --db`."""
+    try:
+        databases = Databases((settings.get("data") or {}).get("databases", {}))
+    except DataError:  # moved or removed since
+        return {}
+    here = f"{Path.cwd()}{os.sep}"
+    return {
+        name: str(databases.source(name)).removeprefix(here) for name in names if name in databases.names()
+    }
 
 
 def _cut(text: str, length: int = MAX_TEXT) -> str:
