@@ -7,6 +7,8 @@ import re
 import shutil
 import signal
 import sqlite3
+import subprocess
+import sys
 from collections import Counter
 from contextlib import closing
 from pathlib import Path
@@ -47,6 +49,12 @@ def run_blocks(blocks: list[str], model: str) -> dict[str, Any]:
 def arguments(**fields: Any) -> t2s.SQLGRPOConfig:
     batch = {"per_device_train_batch_size": 4, "num_generations": 4, "max_steps": 1}
     return t2s.SQLGRPOConfig("run", **batch | {"bf16": False, "report_to": "none"} | fields)
+
+
+@pytest.mark.thorough
+def test_arguments_show_no_warning_of_a_name_that_trl_uses() -> None:
+    program = "import text2sql_grpo as t2s; t2s.SQLGRPOConfig('run', use_cpu=True)"
+    subprocess.run([sys.executable, "-W", "error::FutureWarning", "-c", program], check=True)
 
 
 @pytest.mark.thorough

@@ -3,6 +3,7 @@
 import dataclasses
 import os
 import typing
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,6 +14,11 @@ from trl import GRPOConfig
 from text2sql_grpo.config import check_grpo_keys
 from text2sql_grpo.errors import ArgumentError, ConfigError, DataError
 from text2sql_grpo.models.hardware import device_type, has_fast_bf16
+
+# TRL uses these fields and methods by the names that transformers 5 deprecates.
+warnings.filterwarnings(
+    "ignore", r".(is_)?gradient_checkpointing(_\w+)?. is deprecated", FutureWarning, r"transformers\."
+)
 
 # Set elsewhere in the config; a second place to set them could contradict the first.
 _DECIDED_ELSEWHERE = {
