@@ -45,17 +45,6 @@ class HubError(RunError):
     """The Hugging Face Hub refused a request, or could not be reached."""
 
 
-def many(count: int, noun: str) -> str:
-    """Count and noun, the noun in the singular for 1.
-
-    >>> many(1, "process"), many(2, "process"), many(0, "other query")
-    ('1 process', '2 processes', '0 other queries')
-    """
-    if count != 1:
-        noun = {"y": f"{noun[:-1]}ies", "s": f"{noun}es"}.get(noun[-1], f"{noun}s")
-    return f"{count} {noun}"
-
-
 def install_command(*extras: str) -> str:
     """Command that installs extras of this package.
 

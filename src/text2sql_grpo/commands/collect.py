@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any
 from text2sql_grpo.commands import options
 from text2sql_grpo.commands.options import Count, Retries, Seconds, Temperature
 from text2sql_grpo.config import Config, load_config
-from text2sql_grpo.errors import ConfigError, many
+from text2sql_grpo.errors import ConfigError
 from text2sql_grpo.files import read_jsonl, write_jsonl
+from text2sql_grpo.phrases import many
 from text2sql_grpo.run_folder import config_around
 from text2sql_grpo.sft.trajectories import EpisodeFile, Keep, select_chats
 

@@ -5,7 +5,8 @@ from pathlib import Path
 
 from text2sql_grpo.commands.options import config_or_quickstart, quiet_console, writing_to
 from text2sql_grpo.config import load_config
-from text2sql_grpo.errors import DataError, many
+from text2sql_grpo.errors import DataError
+from text2sql_grpo.phrases import many
 from text2sql_grpo.run_folder import METRICS
 
 

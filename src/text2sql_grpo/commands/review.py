@@ -9,7 +9,8 @@ from typing import Any
 from text2sql_grpo.commands.options import Count, Port, writing_to
 from text2sql_grpo.config import load_config
 from text2sql_grpo.data.databases import Databases
-from text2sql_grpo.errors import ConfigError, DataError, many
+from text2sql_grpo.errors import ConfigError, DataError
+from text2sql_grpo.phrases import many
 from text2sql_grpo.sql import SQLExecutor
 
 

@@ -11,8 +11,8 @@ from urllib.parse import unquote
 from text2sql_grpo.data.row_files import ROW_FILES, build_from_rows
 from text2sql_grpo.errors import DataError
 from text2sql_grpo.files import draft
+from text2sql_grpo.phrases import listed
 from text2sql_grpo.sql.address import DUCKDB_FILES, Database, parse_address
-from text2sql_grpo.sql.names import listed
 
 CACHE_VARIABLE = "TEXT2SQL_GRPO_CACHE"
 MAX_NAMES_SHOWN = 20

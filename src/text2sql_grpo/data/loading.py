@@ -11,9 +11,10 @@ from text2sql_grpo.data.databases import Databases
 from text2sql_grpo.data.example import Example
 from text2sql_grpo.data.question_files import only_name, read_questions
 from text2sql_grpo.data.question_rows import Question, Source, is_hub_id, source_name
-from text2sql_grpo.errors import DataError, many
+from text2sql_grpo.errors import DataError
 from text2sql_grpo.files import read_jsonl
 from text2sql_grpo.grading.gold_result import GoldResult
+from text2sql_grpo.phrases import many
 from text2sql_grpo.sql import ExecutionOutcome, SQLExecutor
 from text2sql_grpo.sql.address import Database
 

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from text2sql_grpo.data.row_values import columns_of_csv
-from text2sql_grpo.errors import DataError, many, needs_extra
+from text2sql_grpo.errors import DataError, needs_extra
 from text2sql_grpo.files import draft, sha256
-from text2sql_grpo.sql.names import listed, quote_name
+from text2sql_grpo.phrases import listed, many
+from text2sql_grpo.sql.names import quote_name
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection

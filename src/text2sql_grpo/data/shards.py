@@ -16,7 +16,8 @@ from text2sql_grpo.data.example import Example
 from text2sql_grpo.data.loading import check_databases, checked_golds, refuse_hidden
 from text2sql_grpo.data.question_files import only_name, read_line
 from text2sql_grpo.data.question_rows import Question, hub_dataset, is_hub_id
-from text2sql_grpo.errors import DataError, many
+from text2sql_grpo.errors import DataError
+from text2sql_grpo.phrases import many
 from text2sql_grpo.sql import SQLExecutor
 
 _LINE = struct.Struct("<HIQI")  # index of its file, number from 1, first byte, checksum

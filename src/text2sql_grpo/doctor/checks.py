@@ -19,10 +19,11 @@ from rich.text import Text
 from text2sql_grpo.config import Config
 from text2sql_grpo.data.databases import Databases, cache_folder
 from text2sql_grpo.doctor.memory import Sharding
-from text2sql_grpo.errors import ConfigError, RunError, install_command, many
+from text2sql_grpo.errors import ConfigError, RunError, install_command
 from text2sql_grpo.files import parse_yaml
 from text2sql_grpo.models.hardware import GIB, hardware
 from text2sql_grpo.models.loaded_policy import four_bit_obstacle
+from text2sql_grpo.phrases import many
 from text2sql_grpo.reporting import trackers as tracking
 from text2sql_grpo.sql import Limits, SQLExecutor
 from text2sql_grpo.training.arguments import SQLGRPOConfig, wrong_combinations

@@ -23,13 +23,14 @@ from text2sql_grpo.doctor import checks
 from text2sql_grpo.doctor.checks import Finding, guarded
 from text2sql_grpo.doctor.memory import MemoryEstimate, Sharding, UntraceableError, Update, estimate_memory
 from text2sql_grpo.environment.episode import Episode
-from text2sql_grpo.errors import ModelError, RunError, many
+from text2sql_grpo.errors import ModelError, RunError
 from text2sql_grpo.evaluation.bench import Bench, evenly_spaced
 from text2sql_grpo.evaluation.sampler import measured_chat
 from text2sql_grpo.files import read_jsonl
 from text2sql_grpo.models.hardware import GIB, device_memory, device_type
 from text2sql_grpo.models.loaded_policy import LoadedPolicy, resolved
 from text2sql_grpo.models.sources import readable_folder
+from text2sql_grpo.phrases import many
 from text2sql_grpo.reporting.progress import duration
 from text2sql_grpo.rollout.chat_format import ChatFormat
 from text2sql_grpo.rollout.demonstrations import scripted_episode

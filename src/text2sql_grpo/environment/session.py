@@ -21,9 +21,9 @@ from text2sql_grpo.environment.protocols import (
     unmarked_query,
 )
 from text2sql_grpo.environment.tools import ExecutorBackend, ToolBackend
+from text2sql_grpo.phrases import listed
 from text2sql_grpo.sql import Limits, SQLExecutor
 from text2sql_grpo.sql.address import parse_address
-from text2sql_grpo.sql.names import listed
 from text2sql_grpo.sql.personal import PERSONAL
 from text2sql_grpo.sql.schema import Schema
 from text2sql_grpo.sql.schema_choice import TableChoice, table_choice

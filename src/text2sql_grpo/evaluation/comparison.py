@@ -7,7 +7,7 @@ from itertools import accumulate
 from math import sqrt
 from typing import Any, Literal, Self
 
-from text2sql_grpo.errors import DataError, many
+from text2sql_grpo.errors import DataError
 from text2sql_grpo.evaluation.answers import Judged
 from text2sql_grpo.evaluation.statistics import (
     FEW_DATABASES,
@@ -17,6 +17,7 @@ from text2sql_grpo.evaluation.statistics import (
     remark,
     sign_flip_p,
 )
+from text2sql_grpo.phrases import many
 
 Grading = Literal["strict", "official"]
 GRADINGS: tuple[Grading, ...] = ("strict", "official")

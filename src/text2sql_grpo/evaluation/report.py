@@ -8,10 +8,11 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from text2sql_grpo.errors import ArgumentError, many
+from text2sql_grpo.errors import ArgumentError
 from text2sql_grpo.evaluation.bench import Environment
 from text2sql_grpo.evaluation.statistics import Accuracy, Interval, interval_by_database, interval_of_shares
 from text2sql_grpo.evaluation.votes import Vote, Votes, risk_coverage, votes
+from text2sql_grpo.phrases import many
 from text2sql_grpo.rewards import Answer
 
 if TYPE_CHECKING:

@@ -15,10 +15,11 @@ from typing import Any
 from text2sql_grpo.data.databases import Databases
 from text2sql_grpo.data.example import Example, folded
 from text2sql_grpo.data.question_files import only_name, read_questions
-from text2sql_grpo.errors import ConfigError, many
+from text2sql_grpo.errors import ConfigError
 from text2sql_grpo.evaluation.endpoint import Client, Endpoint, EndpointFailure, RequestRefused, in_parallel
 from text2sql_grpo.files import append_jsonl, cut_lines, jsonl_text, read_jsonl, write_text
 from text2sql_grpo.grading.verdict import Grader
+from text2sql_grpo.phrases import many
 from text2sql_grpo.sql.address import parse_address
 from text2sql_grpo.sql.executor import SQLExecutor
 from text2sql_grpo.sql.hidden import hide

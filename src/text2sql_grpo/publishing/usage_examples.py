@@ -10,7 +10,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from text2sql_grpo.environment.prompts import system_text, user_text
 from text2sql_grpo.environment.protocols import TOOLS
 from text2sql_grpo.environment.session import EnvironmentSettings
-from text2sql_grpo.errors import many
+from text2sql_grpo.phrases import many
 from text2sql_grpo.sql.schema import Column, Schema, Table
 from text2sql_grpo.sql.schema_text import schema_text
 

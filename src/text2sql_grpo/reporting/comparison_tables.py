@@ -9,11 +9,11 @@ from rich.rule import Rule
 from rich.table import Column, Table
 from rich.text import Text
 
-from text2sql_grpo.errors import many
 from text2sql_grpo.evaluation.comparison import Comparison, Paired
 from text2sql_grpo.evaluation.regrading import Replayed
 from text2sql_grpo.evaluation.several_runs import SeveralRuns
 from text2sql_grpo.evaluation.statistics import Accuracy, Interval, interval_unit, percents
+from text2sql_grpo.phrases import many
 from text2sql_grpo.reporting.accuracy_tables import LEAST_QUESTIONS, figures_table
 
 _CHANGES_SHOWN = 20

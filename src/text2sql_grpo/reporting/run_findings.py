@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from text2sql_grpo.environment.episode import CURES, CUT
-from text2sql_grpo.errors import many
 from text2sql_grpo.files import parse_yaml
+from text2sql_grpo.phrases import many
 from text2sql_grpo.run_folder import read_episodes, read_metrics, read_schedule, read_settings
 
 Record = dict[str, Any]

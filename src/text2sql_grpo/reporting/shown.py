@@ -15,8 +15,8 @@ from sqlparse.exceptions import SQLParseError
 
 from text2sql_grpo.environment.episode import Action
 from text2sql_grpo.environment.observation import ObservationLimits, cell_text, observation_text
-from text2sql_grpo.errors import many
 from text2sql_grpo.evaluation.bench import Asked
+from text2sql_grpo.phrases import many
 from text2sql_grpo.rewards import Answer
 from text2sql_grpo.sql.outcome import Cell, ExecutionOutcome
 

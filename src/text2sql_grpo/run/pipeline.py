@@ -14,7 +14,7 @@ from transformers.trainer_callback import PrinterCallback, ProgressCallback, Tra
 
 from text2sql_grpo.config import Config, ModelConfig, dump_config
 from text2sql_grpo.data.example import Example
-from text2sql_grpo.errors import ConfigError, OutOfMemoryError, RunError, many, needs_extra
+from text2sql_grpo.errors import ConfigError, OutOfMemoryError, RunError, needs_extra
 from text2sql_grpo.evaluation.bench import Bench
 from text2sql_grpo.evaluation.statistics import Accuracy
 from text2sql_grpo.files import read_jsonl
@@ -27,6 +27,7 @@ from text2sql_grpo.models.loaded_policy import (
     name_base,
     resolved,
 )
+from text2sql_grpo.phrases import many
 from text2sql_grpo.reliability import ranks
 from text2sql_grpo.reliability.alerts import Alerts
 from text2sql_grpo.reliability.checkpoints import SCHEDULED_METRIC

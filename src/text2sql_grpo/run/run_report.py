@@ -8,12 +8,13 @@ from rich.text import Text
 
 from text2sql_grpo.audit.suspects import find_suspects, read_samples, write_suspects
 from text2sql_grpo.data.example import Example
-from text2sql_grpo.errors import ConfigError, many, needs_extra
+from text2sql_grpo.errors import ConfigError, needs_extra
 from text2sql_grpo.evaluation.answers import read_answers
 from text2sql_grpo.evaluation.comparison import Comparison, compare
 from text2sql_grpo.files import write_json
 from text2sql_grpo.models.hardware import hardware
 from text2sql_grpo.models.loaded_policy import LoadedPolicy
+from text2sql_grpo.phrases import many
 from text2sql_grpo.publishing.model_card import write_model_card
 from text2sql_grpo.reporting.accuracy_tables import accuracy_table, gap_lines, samples_table
 from text2sql_grpo.reporting.comparison_tables import comparison_table

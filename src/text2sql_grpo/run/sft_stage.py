@@ -19,7 +19,7 @@ from text2sql_grpo.data.databases import cache_folder
 from text2sql_grpo.data.example import Example
 from text2sql_grpo.data.shards import content_files
 from text2sql_grpo.environment.protocols import TOOLS
-from text2sql_grpo.errors import ConfigError, DataError, OutOfMemoryError, many
+from text2sql_grpo.errors import ConfigError, DataError, OutOfMemoryError
 from text2sql_grpo.evaluation.bench import Bench
 from text2sql_grpo.evaluation.sampler import measured_chat
 from text2sql_grpo.files import draft, fingerprint, read_jsonl
@@ -32,6 +32,7 @@ from text2sql_grpo.models.loaded_policy import (
     resolved,
     with_adapter,
 )
+from text2sql_grpo.phrases import many
 from text2sql_grpo.publishing.merging import merge_adapter
 from text2sql_grpo.reliability import checkpoints, ranks
 from text2sql_grpo.reliability.signals import StopOnInterrupt, stop_on_sigterm

@@ -11,10 +11,10 @@ from typing import Any, Self
 from urllib.parse import urlsplit
 
 from text2sql_grpo.errors import DataError, ServerGoneError
+from text2sql_grpo.phrases import listed
 from text2sql_grpo.sql.address import Kind, parse_address
 from text2sql_grpo.sql.cache import Key, ResultCache, normalised
 from text2sql_grpo.sql.engines import ENGINES
-from text2sql_grpo.sql.names import listed
 from text2sql_grpo.sql.outcome import ExecutionOutcome, Limits
 from text2sql_grpo.sql.pool import Cancellation, Query, WorkerPool
 from text2sql_grpo.sql.sandbox import PARTS

@@ -1,7 +1,6 @@
 """Names of tables and columns, quoted only if SQL needs it."""
 
 import re
-from collections.abc import Sequence
 
 from text2sql_grpo.sql.address import Kind
 
@@ -51,16 +50,6 @@ def quote_name(name: str, dialect: Kind = "sqlite") -> str:
     ('Ward', '"Ward"')
     """
     return name if _BARE[dialect].fullmatch(name) else '"' + name.replace('"', '""') + '"'
-
-
-def listed(names: Sequence[str], n_shown: int) -> str:
-    """First names of a list, and the number of the others.
-
-    >>> listed(["ward", "staff", "visit"], 2)
-    'ward, staff and 1 more'
-    """
-    more = f" and {len(names) - n_shown} more" if len(names) > n_shown else ""
-    return ", ".join(names[:n_shown]) + more
 
 
 def dotted_name(namespace: str, name: str, dialect: Kind) -> str:

@@ -28,6 +28,7 @@ from psycopg.conninfo import conninfo_to_dict
 from psycopg.types.string import TextLoader
 
 from text2sql_grpo.errors import DataError, ServerGoneError
+from text2sql_grpo.phrases import listed
 from text2sql_grpo.sql.bounds import (
     TimeLimitReachedError,
     exact_number,
@@ -44,7 +45,6 @@ from text2sql_grpo.sql.failure_text import (
     SEVERAL_STATEMENTS,
     late_text,
 )
-from text2sql_grpo.sql.names import listed
 from text2sql_grpo.sql.outcome import ExecutionOutcome, Limits, Row
 from text2sql_grpo.sql.postgres_role import DEFINERS, EXCESS, guard_of
 

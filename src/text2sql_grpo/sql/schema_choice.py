@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from itertools import accumulate
 
+from text2sql_grpo.phrases import listed
 from text2sql_grpo.sql.engines import ENGINES
-from text2sql_grpo.sql.names import listed
 from text2sql_grpo.sql.schema import Schema, Table, View
 from text2sql_grpo.sql.schema_text import TEXTS, SchemaText, without_notes
 

@@ -14,8 +14,9 @@ from itertools import zip_longest
 from typing import Literal
 
 from text2sql_grpo.errors import DataError
+from text2sql_grpo.phrases import listed
 from text2sql_grpo.sql.address import Kind
-from text2sql_grpo.sql.names import dotted_name, listed, quote_name
+from text2sql_grpo.sql.names import dotted_name, quote_name
 from text2sql_grpo.sql.schema import Column, Example, ForeignKey, Schema, Table, View
 
 MAX_DDL_EXAMPLE_CHARS = 40  # a longer example is cut, and ends in `...`

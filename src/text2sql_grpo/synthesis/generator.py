@@ -15,9 +15,9 @@ from text2sql_grpo.data.databases import WHAT_IS_READ, Databases
 from text2sql_grpo.data.example import Example
 from text2sql_grpo.errors import DataError
 from text2sql_grpo.files import read_json, read_jsonl, refuse_edited, sha256, write_json, write_jsonl
+from text2sql_grpo.phrases import listed
 from text2sql_grpo.sql import SQLExecutor, schema
 from text2sql_grpo.sql.address import Database as Address
-from text2sql_grpo.sql.names import listed
 from text2sql_grpo.sql.query import lexemes
 from text2sql_grpo.synthesis.candidates import Draft, Drafter, Side, stable_number
 from text2sql_grpo.synthesis.profile import TIMEOUT_S, Profile

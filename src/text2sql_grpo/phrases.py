@@ -1,0 +1,24 @@
+"""Parts of messages: counts with their noun, and lists that are cut."""
+
+from collections.abc import Sequence
+
+
+def many(count: int, noun: str) -> str:
+    """Count and noun, the noun in the singular for 1.
+
+    >>> many(1, "process"), many(2, "process"), many(0, "other query")
+    ('1 process', '2 processes', '0 other queries')
+    """
+    if count != 1:
+        noun = {"y": f"{noun[:-1]}ies", "s": f"{noun}es"}.get(noun[-1], f"{noun}s")
+    return f"{count} {noun}"
+
+
+def listed(names: Sequence[str], n_shown: int) -> str:
+    """First names of a list, and the number of the others.
+
+    >>> listed(["ward", "staff", "visit"], 2)
+    'ward, staff and 1 more'
+    """
+    more = f" and {len(names) - n_shown} more" if len(names) > n_shown else ""
+    return ", ".join(names[:n_shown]) + more
