@@ -1,7 +1,6 @@
 """Findings on a run by its logs: faults and gaps, for `doctor --run` and the run's page."""
 
 import math
-import re
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -12,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from text2sql_grpo.environment.episode import CURES, CUT
-from text2sql_grpo.files import parse_yaml
 from text2sql_grpo.phrases import many
 from text2sql_grpo.run_folder import read_episodes, read_metrics, read_schedule, read_settings
 
@@ -23,8 +21,6 @@ MIN_STEPS = 3  # for a trend
 HOT = 1.2  # temperature of sampling, above which unlikely tokens spoil most answers of a small model
 FLAT_STEPS = 6  # without a rise
 CLEAR = 2.0  # standard errors
-_SFT = "run sft first"
-_SETTING = re.compile(r"(set|lower) (\w+)\.(\w+)(?: to (\S+))?")
 
 
 @dataclass(frozen=True)
@@ -65,30 +61,24 @@ class RunLogs:
         """Values of a metric by step, without the steps that lack it."""
         return [float(row[name]) for row in self.steps if row.get(name) is not None]
 
-    def undone(self, *advice: str) -> list[str]:
-        """Advice without what the config does already, or what it has nothing to lower of."""
-        return [one for one in advice if not self._does(one)]
+    def value(self, field: str) -> Any:
+        """Value of `section.name` in the config; None if absent."""
+        section, name = field.split(".")
+        return (self.settings.get(section) or {}).get(name)
 
-    def change(self, *advice: str) -> str:
-        """Join the undone advice; empty if nothing is left."""
-        left = self.undone(*advice)
-        return ", ".join([*left[:-1], f"or {left[-1]}"]) if len(left) > 1 else "".join(left)
+    def to_set(self, field: str, wanted: Any = None) -> str:
+        """Advice to set a field, of a number to at least `wanted`; empty if the config does so already."""
+        value = self.value(field)
+        are_numbers = isinstance(value, int | float) and isinstance(wanted, int | float)
+        if value and (wanted is None or (value >= wanted if are_numbers else value == wanted)):
+            return ""
+        return f"set {field}" if wanted is None else f"set {field} to {str(wanted).lower()}"
 
-    def _does(self, advice: str) -> bool:
-        if advice == _SFT:
-            return bool(self.settings.get("sft"))
-        found = _SETTING.match(advice)
-        if found is None:
-            return False
-        verb, section, name, wanted = found.groups()
-        value = (self.settings.get(section) or {}).get(name)
-        if verb == "lower":
-            return section != "grpo" and not value  # grpo in a config lacks TRL's defaults
-        if not value or wanted is None:
-            return bool(value)
-        least = parse_yaml(wanted)
-        are_numbers = isinstance(value, int | float) and isinstance(least, int | float)
-        return bool(value >= least if are_numbers else value == least)
+
+def _either(*advice: str) -> str:
+    """Join advice that is not empty by "or"."""
+    left = list(filter(None, advice))
+    return ", ".join([*left[:-1], f"or {left[-1]}"]) if len(left) > 1 else "".join(left)
 
 
 def read_logs(run: Path) -> RunLogs:
@@ -122,7 +112,7 @@ def grouped(episodes: Iterable[Record]) -> list[list[Record]]:
 
 def _without_signal(logs: RunLogs) -> Iterator[Finding]:
     """Rollouts in zero-variance groups; or their cause: a high temperature, or else a limit."""
-    temperature = float((logs.settings.get("grpo") or {}).get("temperature", 1.0))
+    temperature = float(logs.value("grpo.temperature") or 1.0)
     right = sum(bool(row["strict"]) for row in logs.episodes)
     if temperature > HOT and right < 0.1 * len(logs.episodes):
         what = f"{right} of {len(logs.episodes)} episodes are right at a temperature of {temperature:g}"
@@ -139,7 +129,8 @@ def _without_signal(logs: RunLogs) -> Iterator[Finding]:
     tokens = sum(len(row.get("completion_ids") or ()) for group in alike for row in group)
     total = sum(len(row.get("completion_ids") or ()) for row in logs.episodes)
     spent = f" and {tokens / total:.0%} of the sampled tokens" if total else ""
-    change = logs.change(_SFT, "set losses.gold to 0.2", "raise grpo.num_generations or temperature")
+    sft = "" if logs.settings.get("sft") else "run sft first"
+    change = _either(sft, logs.to_set("losses.gold", 0.2), "raise grpo.num_generations or temperature")
     change += "; questions that are answered sometimes teach most"
     if 2 * all_right > len(alike):
         change = "take harder questions, or raise grpo.temperature"
@@ -175,10 +166,10 @@ def _reward(logs: RunLogs) -> Iterator[Finding]:
     flat = next((at for at in starts if trend(rewards[at:]) < 1.0), len(rewards))
     if trend(rewards) < -CLEAR:
         what = f"the reward falls: {_ends(rewards)}"
-        yield Finding(what, logs.change("lower grpo.learning_rate", "set grpo.beta to 0.1"), 0.9)
+        yield Finding(what, _either("lower grpo.learning_rate", logs.to_set("grpo.beta", 0.1)), 0.9)
     elif starts and flat <= len(rewards) // 2 and _zero_variance(logs) < 0.9:  # else without a gradient
         what = f"the reward is flat since step {steps[flat]} of {steps[-1]} ({_ends(rewards[flat:])})"
-        change = logs.change("raise grpo.learning_rate", "set losses.gold to 0.2", "stop earlier")
+        change = _either("raise grpo.learning_rate", logs.to_set("losses.gold", 0.2), "stop earlier")
         yield Finding(what, change, 0.8 * (1 - flat / len(rewards)))
     if skipped := sum(logs.column("step/skipped")):
         what = f"skipped {many(int(skipped), 'step')} without a finite gradient"
@@ -194,15 +185,16 @@ def _habits(logs: RunLogs) -> Iterator[Finding]:
     flagged = logs.column("hack/rate")
     if malformed and _late(malformed) > max(0.1, _early(malformed) + 0.05):
         what = f"malformed turns: {_ends(malformed)} an episode"
-        advice = ["lower grpo.learning_rate", "set environment.instructions to true"]
-        change = logs.change(*advice[: 1 if logs.settings.get("sft") else 2])
+        instructions = "" if logs.settings.get("sft") else logs.to_set("environment.instructions", True)
+        change = _either("lower grpo.learning_rate", instructions)
         yield Finding(what, change, min(1.0, _late(malformed)))
     if looks and _early(looks) > 0.1 and _late(looks) < 0.3 * _early(looks):
         what = f"exploratory queries die out: {_ends(looks)} an episode"
-        yield Finding(what, logs.change("lower rewards.turn_cost", "raise grpo.temperature"), 0.5)
+        cost = "lower rewards.turn_cost" if logs.value("rewards.turn_cost") else ""
+        yield Finding(what, _either(cost, "raise grpo.temperature"), 0.5)
     if flagged and _late(flagged) > 0.1:
         what = f"{_late(flagged):.0%} of the last episodes carry a reward-hacking flag"
-        change = logs.change("raise grading.test_databases", "set rewards.preset to strict")
+        change = _either("raise grading.test_databases", logs.to_set("rewards.preset", "strict"))
         yield Finding(what, change, 0.7)
 
 
@@ -211,14 +203,14 @@ def _policy(logs: RunLogs) -> Iterator[Finding]:
     entropy, kl = logs.column("entropy"), logs.column("kl")
     if entropy and _late(entropy) < 0.02 and _late(entropy) < 0.3 * _early(entropy):
         what = f"the entropy collapsed: {_ends(entropy)} nats a token"
-        change = logs.change("raise grpo.temperature", "set grpo.epsilon_high to 0.28")
+        change = _either("raise grpo.temperature", logs.to_set("grpo.epsilon_high", 0.28))
         yield Finding(what, change, 0.7)
     if kl and _late(kl) > 0.5:
         what = f"the policy left its start: KL {_ends(kl)} nats a token"
         change = "lower grpo.learning_rate, or raise grpo.beta"
-        if len(logs.steps) > 200 and logs.undone("set grpo.sync_ref_model to true"):
+        if len(logs.steps) > 200 and (advice := logs.to_set("grpo.sync_ref_model", True)):
             what += ", and the reference is still the start"
-            change += "; with a reference this old, set grpo.sync_ref_model to true"
+            change += f"; with a reference this old, {advice}"
         yield Finding(what, change, min(1.0, _late(kl)))
 
 
@@ -247,18 +239,22 @@ def _held_out(logs: RunLogs) -> Iterator[Finding]:
     points = [(row["step"], row["accuracy"]["accuracy"]) for row in logs.schedule]
     if not points:
         what = "no held-out question was asked during training"
-        change = " and ".join(logs.undone("set evaluation.every", "set data.dev"))
+        change = " and ".join(filter(None, (logs.to_set("evaluation.every"), logs.to_set("data.dev"))))
         yield Finding(what, change or "lower evaluation.every", 0.05)
         return
     (_, start), (last, end) = points[0], points[-1]
     best_step, best = max(points, key=lambda point: point[1])
     if end < start:
         what = f"held-out accuracy fell from {start:.0%} to {end:.0%}"
-        advice = "set evaluation.keep to best", "lower grpo.learning_rate", "set losses.kept to 0.2"
-        yield Finding(what, logs.change(*advice), 0.85)
+        change = _either(
+            logs.to_set("evaluation.keep", "best"),
+            "lower grpo.learning_rate",
+            logs.to_set("losses.kept", 0.2),
+        )
+        yield Finding(what, change, 0.85)
     elif best > end:
         what = f"held-out accuracy was best at step {best_step} ({best:.0%}; {end:.0%} at {last})"
-        yield Finding(what, logs.change("set evaluation.keep to best"), 0.3)
+        yield Finding(what, logs.to_set("evaluation.keep", "best"), 0.3)
 
 
 def trend(values: Sequence[float]) -> float:
