@@ -37,6 +37,7 @@ V = TypeVar("V")
 OTHER_ROWS = 5  # rows of a table that the query does not read
 MAX_TABLE_ROWS = 300
 MAX_POOL = 40
+MAX_PLANTED = 80  # texts, and numbers, among the literals of one column in one draw
 MAX_CORES = 4  # patterns of a column that one text may match together
 KEY_ATTEMPTS = 6
 MAX_AIMED = 6  # rows of a table in which an expression gets a value that was aimed at
@@ -216,7 +217,7 @@ class _Content:
         columns = self._referring(table, position)
         for left, right in self.gold.links:
             columns |= {left, right} if column in (left, right) else set()
-        literals = [value for c in sorted(columns) for value in self.gold.literals.get(c, ())]
+        literals = self._some([value for c in sorted(columns) for value in self.gold.literals.get(c, ())])
         alike = _alike(table, position)
         if _FRACTIONS.search(table.types[position]) and all(type(value) is int for value in alike):
             alike = [*alike, 0.5]  # whole amounts by chance
@@ -269,6 +270,14 @@ class _Content:
             exact = [*met, *(fitted(exact, alike, signs, runs, self.rng) or exact)]
             near = fitted(near, alike, signs, runs, self.rng)
         return exact, near
+
+    def _some(self, literals: list[Cell]) -> list[Cell]:
+        """Sample of literals: an answer may compare with thousands. Texts and numbers do not share places."""
+        if len(literals) <= MAX_PLANTED:
+            return literals
+        texts = [value for value in literals if isinstance(value, str)]
+        numbers = [value for value in literals if not isinstance(value, str)]
+        return [v for some in (texts, numbers) for v in self.rng.sample(some, min(len(some), MAX_PLANTED))]
 
     def _refused(self, table: TableSample, position: int, values: set[Cell]) -> set[Cell]:
         """Values with which a CHECK refuses a row of the base, such as the 0 of `coalesce(paid, 0)`."""
@@ -508,7 +517,7 @@ class _Content:
             column = (table.name, table.columns[position])
             of_others = {v for other, found in self.gold.literals.items() if other != column for v in found}
             others = [value for value in self.gold.constants if value not in of_others]
-            literals = [*self.gold.literals.get(column, ()), *others]
+            literals = self._some([*self.gold.literals.get(column, ()), *others])
             n_values = self.recipe.variety or min(len(rows), MAX_POOL)
             drawn = [draw_nested(nested, literals, self.rng).written() for _ in range(n_values)]
             for row in rows:
