@@ -387,4 +387,22 @@ def _parsed(tokens: list[Token], text: str, dialect: Dialect) -> Query | Unread:
     except Exception as error:  # a fault of sqlglot, on a text that no test has
         return Unread(f"sqlglot cannot parse it: {type(error).__name__}")
     tree = exp.Block(expressions=trees) if len(trees) > 1 else next(iter(trees), None)
-    return Query(tree, parser.steps) if tree is not None else Unread("it is empty")
+    if tree is None:
+        return Unread("it is empty")
+    for order in tree.find_all(exp.Order):
+        _name_columns(order)
+    return Query(tree, parser.steps)
+
+
+def _name_columns(order: exp.Order) -> None:
+    """Write DuckDB's ORDER BY ALL with the numbers of the columns, unless a star stands for some."""
+    query, (first, *_) = order.parent, order.expressions
+    is_all = isinstance(first.this, exp.Var) and first.name.upper() == "ALL"
+    if not is_all or not isinstance(query, exp.Query) or query.is_star:
+        return
+    if any(column.find(exp.Columns) for column in query.selects):
+        return
+    terms = [first.copy() for _ in query.selects]
+    for place, term in enumerate(terms, 1):
+        term.set("this", exp.Literal.number(place))
+    order.set("expressions", terms)
