@@ -115,5 +115,8 @@ def test_lists_and_json_get_values_beside_those_that_are_compared() -> None:
     drawn = [draw_nested(streets, ["%Main St"], rng).written() for _ in range(200)]
     assert "{'street': xMain Stx}" in drawn
     assert any(re.search("55 Main|5 Mai S|2 Oak", text) for text in drawn)
+    codes = read_nested(["{'code': 0150}", "{'code': 0730}"])  # texts, though they look like numbers
+    drawn = [draw_nested(codes, ["0400"], rng).written() for _ in range(200)]
+    assert {"{'code': 0400}"} <= set(drawn) and all(len(text) == len("{'code': 0400}") for text in drawn)
     last = [draw_nested(lists, ["eco"], rng).written() for _ in range(200)]
     assert any(re.fullmatch(r"\[(new|old), (new|old), eco\]", text) for text in last)

@@ -118,7 +118,8 @@ def _scalar(shape: Nested, known: Sequence[Nested], literals: Sequence[Cell], rn
     if shape.text in ("true", "false"):
         return Nested("", rng.choice(("true", "false")))
     quote = shape.text[:1] if shape.text[:1] in ("'", '"') else ""
-    is_code = all(map(str.isdecimal, texts)) and len(set(map(len, texts))) == 1 and len(texts[0]) > 4
+    is_code = all(map(str.isdecimal, texts)) and len(set(map(len, texts))) == 1
+    is_code = is_code and (len(texts[0]) > 4 or any(text[0] == "0" for text in texts if len(text) > 1))
     is_number = not quote and all(_NUMBER.fullmatch(text) for text in texts) and not is_code
 
     def value(text: str) -> Cell:
