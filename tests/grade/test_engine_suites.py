@@ -92,7 +92,9 @@ BORN = "SELECT \"Name\" FROM person WHERE born >= DATE '2012-01-01'"
 CALM = "SELECT count(*) FROM person WHERE mood = 'calm'"
 TAGS = "SELECT count(*) FROM person WHERE 3 = ANY(tags)"  # SQLite has no arrays
 GAP = "SELECT count(*) FROM person WHERE gap > INTERVAL '252 hours'"  # of no row
+OLDER = "SELECT id FROM person WHERE age > ALL (SELECT age FROM person WHERE mood = 'calm')"
 WRONG = [  # right on the database itself
+    (OLDER, "SELECT id FROM person WHERE age > (SELECT max(age) FROM person WHERE mood = 'calm')"),
     (GAP, GAP.replace(">", ">=")),
     (GAP, GAP.replace("252", "251")),
     (BORN, "SELECT \"Name\" FROM person WHERE born >= '2012-01-05'"),
@@ -104,6 +106,7 @@ RIGHT = [
     (BORN, 'SELECT "Name" FROM person WHERE EXTRACT(YEAR FROM born) >= 2012'),
     (CALM, "SELECT sum(CASE WHEN mood <> 'calm' THEN 0 ELSE 1 END) FROM person"),
     (CALM, f"{CALM} AND age < 121"),  # a CHECK forbids it
+    (TAGS, "SELECT max(n) FROM (SELECT count(*) AS n FROM person WHERE 3 = ANY(tags) GROUP BY 0 * id) AS t"),
 ]
 
 
@@ -391,13 +394,15 @@ def _is_gone(url: str) -> bool:
 
 RIDES = """
 CREATE TABLE ride (id INTEGER PRIMARY KEY, link VARCHAR, start_at TIMESTAMP, end_at TIMESTAMP,
-    specs MAP(VARCHAR, VARCHAR), prefs JSON, place STRUCT(city VARCHAR, zip VARCHAR));
+    specs MAP(VARCHAR, VARCHAR), prefs JSON,
+    place STRUCT(city VARCHAR, zip VARCHAR, code VARCHAR));
 INSERT INTO ride SELECT n, 'https://a.io/' || n || '?src=' || ['news', 'mail', 'shop'][1 + n % 3] || '&m=2',
     TIMESTAMP '2024-01-01 08:00:00' + to_hours(n),
     TIMESTAMP '2024-01-01 08:00:00' + to_hours(n) + to_minutes(n),
     MAP {'colour': ['red', 'blue'][1 + n % 2], 'size': 'L'},
     '{"sms": ' || ['true', 'false'][1 + n % 2] || ', "km": ' || n || '}',
-    {'city': ['Berlin', 'Bonn'][1 + n % 2], 'zip': (50000 + n * 700)::VARCHAR} FROM range(40) AS s (n)
+    {'city': ['Berlin', 'Bonn'][1 + n % 2], 'zip': (50000 + n * 700)::VARCHAR,
+    'code': '0' || (103 + n * 17)} FROM range(40) AS s (n)
 """
 
 
@@ -429,6 +434,17 @@ INSERT INTO ride SELECT n, 'https://a.io/' || n || '?src=' || ['news', 'mail', '
             "SELECT count(place.zip) AS n FROM ride WHERE place.city = 'Bonn'",
             "SELECT count(DISTINCT place.zip) AS n FROM ride WHERE place.city = 'Bonn'",
             "SELECT count(*) AS n FROM ride WHERE place.city = 'Bonn' AND place.zip IS NOT NULL",
+        ),
+        (  # the translation lacks the origin
+            "SELECT count(DISTINCT time_bucket(INTERVAL '3 days', start_at)) AS n FROM ride WHERE id >= 0",
+            "SELECT count(DISTINCT time_bucket(INTERVAL '3 days', start_at, DATE '2000-01-01')) AS n"
+            " FROM ride WHERE id >= 0",
+            "SELECT count(*) AS n FROM (SELECT DISTINCT time_bucket(INTERVAL '3 days', start_at) FROM ride)",
+        ),
+        (
+            "SELECT id FROM ride WHERE place.code < '0400' ORDER BY ALL",
+            "SELECT id FROM ride WHERE place.code <= '0400' ORDER BY ALL",
+            "SELECT id FROM ride WHERE NOT struct_extract(place, 'code') >= '0400' ORDER BY id",
         ),
     ],
 )

@@ -41,6 +41,8 @@ SELECT id, lpad(room, 6, '0'), repeat(room, 2), translate(room, 'A', 'C') FROM s
 SELECT id, left(room, 1), right(room, 1), strpos(room, '-') FROM stay WHERE starts_with(room, 'A')
 SELECT count(DISTINCT (room, nights)), stddev(paid), var_pop(paid) FROM stay
 SELECT id FROM stay WHERE paid > ALL (SELECT paid FROM stay WHERE paid < 100 AND room <> 'B-2')
+SELECT id FROM stay WHERE paid > 0 AND paid > ALL (SELECT paid FROM stay WHERE nights = 99)
+SELECT id FROM stay WHERE guest <> '' AND guest <= ALL (SELECT guest FROM stay WHERE nights = 99)
 SELECT id FROM stay WHERE id = ANY (ARRAY[3])
 SELECT id FROM stay WHERE paid >= ANY (SELECT paid FROM stay WHERE nights = 2)
 SELECT g.n, count(s.id) FROM generate_series(1, 4) AS g (n) LEFT JOIN stay s ON s.nights = g.n GROUP BY g.n
@@ -53,6 +55,7 @@ DUCKDB = """
 SELECT id, date_diff('month', came, went), date_diff('day', booked, came) FROM stay
 SELECT id, date_sub('month', came, went), date_sub('year', came, DATE '2026-03-05') FROM stay
 SELECT room, count(*) FROM stay GROUP BY ALL
+SELECT room, nights, id FROM stay ORDER BY ALL DESC LIMIT 3
 SELECT id, string_split(room, '-')[2], dayofweek(came), isodow(came), last_day(came) FROM stay
 SELECT id, booked + to_days(nights), came + INTERVAL (nights) MONTH FROM stay WHERE id <> 4
 SELECT arg_max(room, paid), arg_min(room, came) FROM stay

@@ -511,11 +511,13 @@ def _quantified(node: exp.Expr, other: exp.Expr) -> exp.Expr | None:
     if isinstance(other, exp.Any) and isinstance(node, exp.EQ) and not is_query:
         return _filled("INSTR(:a, :b) > 0", {"a": inner, "b": node.this})
     if isinstance(node, exp.GT | exp.GTE | exp.LT | exp.LTE) and is_query:
-        aggregate = exp.Max if is_all == isinstance(node, exp.GT | exp.GTE) else exp.Min
+        is_largest = is_all == isinstance(node, exp.GT | exp.GTE)
         source = _listed(inner, "some_", ["value_"])
-        bound = (
-            exp.select(aggregate(this=exp.column("value_"))).from_(source, copy=False).subquery(copy=False)
-        )
+        extreme = (exp.Max if is_largest else exp.Min)(this=exp.column("value_"))
+        bound: exp.Expr = exp.select(extreme).from_(source, copy=False).subquery(copy=False)
+        if is_all:  # without rows it holds for every value
+            beyond = exp.Literal.number("-9e999") if is_largest else exp.HexString(this="ff")
+            bound = exp.func("COALESCE", bound, beyond, copy=False)
         return type(node)(this=node.this, expression=bound)
     return None
 
