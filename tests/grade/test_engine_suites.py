@@ -20,7 +20,7 @@ from text2sql_grpo.audit.gold_stability import open_results
 from text2sql_grpo.errors import ConfigError
 from text2sql_grpo.grading import postgres_server as private
 from text2sql_grpo.grading.suite import TestSuite
-from text2sql_grpo.grading.verdict import Grader
+from text2sql_grpo.grading.verdict import CHANGING, Grader
 from text2sql_grpo.sql.address import parse_address
 from text2sql_grpo.sql.executor import SQLExecutor
 from text2sql_grpo.sql.postgres_role import restricted_role_sql
@@ -118,6 +118,18 @@ def test_what_is_right_on_one_database_only_is_refused(
     assert grader.grade(shop, gold, wrong).reason == "test_database"
 
 
+@pytest.mark.thorough
+def test_days_of_postgresql_are_right_today_only(shop: str, grader: Grader) -> None:
+    if shop.startswith("duckdb"):
+        pytest.skip("DuckDB has no such texts")
+    today = grader.gold_result(shop, "SELECT current_date").outcome.rows[0][0]
+    query = "SELECT id FROM person WHERE born < {}"
+    for day in ("'today'", "'tomorrow'::date - 1", "DATE 'now'", "CAST('Today' AS TIMESTAMP)"):
+        assert grader.grade(shop, query.format(f"'{today}'"), query.format(day)).reason == "test_database"
+    verdict = grader.grade(shop, query.format(f"'{today}'"), query.format("timeofday()::date"))
+    assert (verdict.strict, verdict.gap) == (True, CHANGING)
+
+
 @pytest.mark.parametrize(("gold", "right"), RIGHT)
 def test_right_rewrites_are_accepted(shop: str, grader: Grader, gold: str, right: str) -> None:
     verdict = grader.grade(shop, gold, right)
@@ -171,7 +183,11 @@ BY_CLOCK = ["now()", "current_date", "current_timestamp", "age(seen)", "localtim
 BY_CHANCE = ["random()", "gen_random_uuid()"]
 OF_ONE_ENGINE = {
     "duckdb": (["today()"], ["uuid()"], " USING SAMPLE 3"),
-    "postgresql": (["transaction_timestamp()", "clock_timestamp()"], [], " TABLESAMPLE BERNOULLI (50)"),
+    "postgresql": (
+        ["transaction_timestamp()", "clock_timestamp()", "'today'::date"],
+        [],
+        " TABLESAMPLE BERNOULLI (50)",
+    ),
 }
 
 

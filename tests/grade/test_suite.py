@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import sqlite3
 from contextlib import closing
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from sqlglot import exp
 from text2sql_grpo.errors import DataError
 from text2sql_grpo.files import prune
 from text2sql_grpo.grading.suite import TestSuite
-from text2sql_grpo.grading.verdict import Grader, Submission
+from text2sql_grpo.grading.verdict import CHANGING, Grader, Submission
 from text2sql_grpo.sql.executor import SQLExecutor
 
 GOLD = "SELECT name FROM person WHERE age > 30"
@@ -139,6 +140,19 @@ RIGHT = [
 @pytest.mark.parametrize(("gold", "right"), RIGHT)
 def test_right_rewrites_are_accepted(shop: Path, grader: Grader, gold: str, right: str) -> None:
     assert grader.grade(shop, gold, right).reason == "equal"
+
+
+@pytest.mark.parametrize(
+    ("clock", "gap"),
+    [("date('now')", None), ('date("now")', None), ("date(trim(' now '))", CHANGING), ("'{}'", "")],
+)
+def test_what_is_right_today_only_is_refused_or_a_gap(
+    shop: Path, grader: Grader, clock: str, gap: str | None
+) -> None:
+    today = str(datetime.now(UTC).date())
+    query = "SELECT code FROM person WHERE joined < {}"
+    verdict = grader.grade(shop, query.format(f"'{today}'"), query.format(clock.format(today)))
+    assert (verdict.strict, verdict.gap) == (gap is not None, gap or "")
 
 
 def test_a_wrong_answer_starts_no_search(shop: Path, executor: SQLExecutor, tmp_path: Path) -> None:

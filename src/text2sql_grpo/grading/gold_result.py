@@ -49,6 +49,12 @@ _NAMED_CLOCKS = {
     **dict.fromkeys(("NOW", "CLOCK_TIMESTAMP", "STATEMENT_TIMESTAMP", "TRANSACTION_TIMESTAMP"), "TIMESTAMP"),
     **dict.fromkeys(("GET_CURRENT_TIMESTAMP", "CURRENT_LOCALTIMESTAMP"), "TIMESTAMP"),
 }
+_POSTGRES_DAYS = {
+    "now": "2087-06-15",
+    "today": "2087-06-15",
+    "tomorrow": "2087-06-16",
+    "yesterday": "2087-06-14",
+}
 _NO_CALLS = (exp.Binary, exp.In, exp.Case, exp.If)  # of sqlglot's functions
 _OF_NOW = ("DATE", "TIME", "DATETIME", "JULIANDAY", "UNIXEPOCH")  # SQLite's functions without arguments
 
@@ -393,6 +399,8 @@ def at_later_time(sql: str, dialect: str = "sqlite") -> str:
     "SELECT a FROM t WHERE d > DATE('2087-06-15 12:00:00', '-3 days') OR d = '2087-06-15'"
     >>> at_later_time("SELECT 'now' FROM t")
     "SELECT 'now' FROM t"
+    >>> at_later_time("SELECT a FROM t WHERE d = 'today'::date", "postgres")
+    "SELECT a FROM t WHERE d = CAST('2087-06-15' AS DATE)"
     """
     tree = read_query(sql, dialect).tree
     if tree is None or not any(_fixed(node, dialect) for node in tree.walk()):
@@ -414,6 +422,11 @@ def _fixed(node: exp.Expr, dialect: str) -> exp.Expr | None:
             return exp.Anonymous(this=node.name, expressions=[_later("TIMESTAMP", dialect)])
     elif isinstance(node, exp.Date) and not has_dates:
         kind = "DATE" if node.this is None and not node.expressions else ""
+    elif dialect == "postgres" and isinstance(node, exp.Literal) and node.is_string:
+        day = _POSTGRES_DAYS.get(node.name.lower())
+        return exp.Literal.string(day) if day else None
+    elif isinstance(node, exp.Column) and str(node) == '"now"' and not has_dates:  # a text, to SQLite
+        kind = "TIMESTAMP"
     elif isinstance(node, exp.Literal) and node.is_string and node.name.lower() == "now" and not has_dates:
         is_argument = isinstance(node.parent, exp.Func)
         kind = "TIMESTAMP" if is_argument and not isinstance(node.parent, _NO_CALLS) else ""

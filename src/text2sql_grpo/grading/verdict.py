@@ -1,6 +1,7 @@
 """Verdict on a predicted query, by the gold query's result."""
 
 import logging
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,6 +20,10 @@ from text2sql_grpo.sql.outcome import ExecutionOutcome, Limits
 
 MAX_READINGS = 3  # of gold queries and answers, where the database changes between the two
 MAX_GOLD_BYTES = 200_000_000  # of the gold queries' rows in memory
+CHANGING = "the answer reads the clock in a form that was not judged as of a later day, or random values"
+_CHANGES = re.compile(
+    r"\b(now|today|rand|localtime|timeofday)|clock_|current_|_timestamp|uuid", re.IGNORECASE
+)
 
 Reason = Difference | Literal["test_database", "not_submitted", "query_failed", "gold_failed"]
 REASONS: dict[Reason, str] = {
@@ -202,7 +207,7 @@ class Grader:
         gaps: list[str | None] = []
         for (database, gold_sql, _), sql, suite in zip(asked, judged, suites, strict=True):
             own = list(islice(outcomes, len(suite.databases)))
-            golds = (self.gold_result(test_database, gold_sql) for test_database in suite.databases)
+            golds = [self.gold_result(test_database, gold_sql) for test_database in suite.databases]
             agrees = sql is not None and all(
                 gold.accepts(outcome, sql, may_find_nothing=True)
                 for gold, outcome in zip(golds, own, strict=True)
@@ -212,7 +217,11 @@ class Grader:
                 gaps.append(None)
             elif suite.databases:
                 trial = self.suite.counterexample(database, gold_sql, sql)
-                gaps.append(None if trial.is_refuted else suite.gap or trial.gap)
+                changes = any(
+                    o.is_volatile and not g.outcome.is_volatile for g, o in zip(golds, own, strict=True)
+                )
+                changing = CHANGING if changes and _CHANGES.search(sql) else ""
+                gaps.append(None if trial.is_refuted else suite.gap or trial.gap or changing)
             else:
                 gaps.append(suite.gap)
         return gaps

@@ -107,6 +107,7 @@ _CHANGING = """
 """
 _TEXTS = re.compile(r"'(?:[^']|'')*'|--[^\n]*|/\*.*?\*/|(\$\w*\$).*?\1", re.DOTALL)
 _CALLED = re.compile(r'(\w+)"?\s*\(')
+_DAYS = re.compile(r"'\s*(now|today|tomorrow|yesterday)\s*'", re.IGNORECASE)  # dates, if they are cast to one
 _CHANGING_WORDS = re.compile(r"\b(current_(date|time|timestamp)|localtime|localtimestamp|tablesample)\b")
 
 
@@ -174,7 +175,7 @@ class HardenedPostgres:
         """
         text = _TEXTS.sub(" ", sql.lower())
         called = self._changing.intersection(_CALLED.findall(text))
-        self.is_volatile = bool(called or _CHANGING_WORDS.search(text))
+        self.is_volatile = bool(called or _CHANGING_WORDS.search(text) or _DAYS.search(sql))
         if is_blank(sql):
             return failure("error", NOTHING_TO_RUN)
         word = first_word(sql)
