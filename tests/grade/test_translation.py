@@ -77,7 +77,8 @@ ROUGHLY = {
     "duckdb": "SELECT room, list(guest), median(paid), mode(nights), first(id) FROM stay GROUP BY 1"
     " EXCEPT ALL SELECT 'B-1', [], 0, 0, 0",
     "postgresql": "SELECT room, string_agg(DISTINCT guest, '; ' ORDER BY guest), array_agg(id ORDER BY id),"
-    " percentile_cont(0.5) WITHIN GROUP (ORDER BY paid) FROM stay GROUP BY room",
+    " percentile_cont(0.5) WITHIN GROUP (ORDER BY paid), mode() WITHIN GROUP (ORDER BY nights)"
+    " FROM stay GROUP BY room",
 }
 
 

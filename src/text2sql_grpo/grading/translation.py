@@ -339,15 +339,17 @@ def _in_sqlite(node: exp.Expr) -> exp.Expr:
 
 
 def _filled(template: str, parts: Mapping[str, Any]) -> exp.Expr | None:
-    """A template with its parts; None if one is too long to be repeated."""
+    """A template with its parts; None if one is missing, or too long to be repeated."""
     tree = _parsed(template).copy()
     if isinstance(tree, exp.Binary):
         tree = exp.paren(tree, copy=False)
     holes = list(tree.find_all(exp.Placeholder))
     for hole in holes:
-        part = parts[hole.name]
+        part = parts.get(hole.name)
         if isinstance(part, list):
             part = part[0]
+        if part is None:
+            return None
         if len(holes) > 1 and sum(1 for _ in islice(part.walk(), MAX_COPIED + 1)) > MAX_COPIED:
             return None
         filled = part.copy()
