@@ -422,10 +422,21 @@ INSERT INTO ride SELECT n, 'https://a.io/' || n || '?src=' || ['news', 'mail', '
 """
 
 
+QUARTERS = ", ".join(  # which are too long in SQLite's SQL
+    f"count(*) FILTER (WHERE date_trunc('quarter', start_at) = TIMESTAMP '20{n}-01-01') AS q{n}"
+    for n in range(10, 40)
+)
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize(
     ("gold", "wrong", "right"),
     [
+        (
+            f"SELECT {QUARTERS} FROM ride",
+            f"SELECT {', '.join('40' if n == 24 else '0' for n in range(10, 40))}",
+            f"SELECT {QUARTERS} FROM ride WHERE id IS NOT NULL",
+        ),
         (
             "SELECT regexp_extract(link, 'src=([^&]+)', 1) AS s FROM ride",
             "SELECT regexp_extract(link, 'src=([a-z]+)', 1) AS s FROM ride",

@@ -5,7 +5,7 @@ The gold query is checked again on each copy, and only results of the engine dec
 
 import tempfile
 from collections.abc import Callable, Generator, Iterator
-from contextlib import closing, suppress
+from contextlib import closing
 from itertools import chain, islice
 from pathlib import Path
 from threading import RLock
@@ -126,14 +126,14 @@ class EngineSuites:
             search: Finds the test databases of a query on a SQLite file, the mirror.
         """
         engine, mirror = self.engine(database), self.mirror(database)
-        query = mirror.in_sqlite(gold_sql)
-        if query is None:
-            return Suite(gap=why_unread(gold_sql, mirror.dialect))
+        if gap := why_unread(gold_sql, mirror.dialect):
+            return Suite(gap=gap)
         if gap := mirror.gap_of(gold_sql):
             return Suite(gap=gap)
         native = Native(mirror.dialect, mirror.with_plain_values(gold_sql))
         found = Suite(gap=NO_CANDIDATE)
-        if self._is_alike(mirror, database, gold_sql):
+        query = mirror.in_sqlite(gold_sql)  # None if it would be too long
+        if query is not None and self._is_alike(mirror, database, gold_sql):
             found = search(mirror.path, query, native)
         if not found.databases and found.gap not in (FAILED, NO_CANDIDATE):
             return found
@@ -173,11 +173,14 @@ class EngineSuites:
         with new_folder(self._scratch) as folder:
             base = sample_of(mirror.path, fingerprint(mirror.path))
             found = self._counterexamples(mirror.path, base, gold, answer, Path(folder), native=native)
-            with suppress(NoCandidateError), closing(found):
-                for path in islice(found, N_CONFIRMED if is_alike else None):
-                    n_tried += 1
-                    if self._is_confirmed(path, mirror, database, gold_sql, answer_sql):
-                        return True
+            try:
+                with closing(found):
+                    for path in islice(found, N_CONFIRMED if is_alike else None):
+                        n_tried += 1
+                        if self._is_confirmed(path, mirror, database, gold_sql, answer_sql):
+                            return True
+            except NoCandidateError:
+                is_alike = False
         drawn = () if is_alike else islice(self._drawn(mirror, native), max(0, N_DRAWN - n_tried))
         return any(self._is_confirmed(path, mirror, database, gold_sql, answer_sql) for path in drawn)
 

@@ -233,7 +233,7 @@ def as_sqlite(
                 found.meta[_KIND] = _kind(node) or _kind(found)
                 node.replace(found)
         return write_query(tree)
-    except (SqlglotError, ValueError, RecursionError):
+    except (SqlglotError, ValueError, LookupError, RecursionError):
         return None
 
 
