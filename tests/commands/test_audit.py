@@ -49,7 +49,7 @@ def test_questions_are_reported_and_training_leaves_the_wrong_ones_out(
 def test_a_gold_that_fails_ends_with_1_unless_it_is_left_out(
     tmp_path: Path, config: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("text2sql_grpo.commands.options.LINE_EVERY_S", 0.0)
+    monkeypatch.setattr("text2sql_grpo.reporting.counting.LINE_EVERY_S", 0.0)
     write_questions(tmp_path / "train.jsonl", [*QUESTIONS, BROKEN])
     argv = ["audit", "data", "train.jsonl", "--db", "databases", "--test_databases", "0"]
     assert main(argv) == 1

@@ -291,7 +291,7 @@ def test_ctrl_c_in_sft_saves_a_checkpoint_and_the_next_run_resumes_it(
     capsys: pytest.CaptureFixture[str],
     rewards_with_spread: None,
 ) -> None:
-    monkeypatch.setattr("text2sql_grpo.reporting.progress._LINE_EVERY_S", 0.0)
+    monkeypatch.setattr("text2sql_grpo.reporting.progress.LINE_EVERY_S", 0.0)
     argv = ["train", "--config", str(config), "--sft.max_steps", "12", "--run.seed", "5"]
     with monkeypatch.context() as patch:
         patch.setattr(sys, "stdout", InterruptingOutput("SFT 8/12"))

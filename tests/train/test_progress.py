@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
-from text2sql_grpo.reporting import progress
+from text2sql_grpo.reporting import counting, progress
 from text2sql_grpo.reporting.progress import TrainingProgress
 from text2sql_grpo.run_folder import METRICS, RunLog, read_metrics
 
@@ -69,3 +69,14 @@ def test_a_resumed_run_counts_the_time_left_from_its_own_steps(
     shown.on_log(arguments, state, control, logs={"reward": -0.001})
     assert printed.getvalue() == "GRPO 6/10  reward 0.00  right -  looks -  40 s left\n"
     assert read_metrics(log.folder)[-1]["elapsed_s"] == 510.0
+
+
+def test_counting_prints_lines_where_there_is_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(counting, "LINE_EVERY_S", 0.0)
+    printed = io.StringIO()
+    with counting.counting("Evaluation", 5, Console(file=printed, width=60), done=2) as count:
+        count()
+        count()
+    *lines, bar = printed.getvalue().splitlines()
+    assert lines == ["Evaluation 3/5", "Evaluation 4/5"]
+    assert bar.startswith("Evaluation ") and "4/5" in bar

@@ -7,12 +7,13 @@ from dataclasses import asdict
 from pathlib import Path
 from random import Random
 
-from text2sql_grpo.commands.options import Count, Seconds, counting, writing_to
+from text2sql_grpo.commands.options import Count, Seconds, writing_to
 from text2sql_grpo.config import load_config
 from text2sql_grpo.data.databases import Databases
 from text2sql_grpo.environment.session import EnvironmentSettings, SQLEnvironment
 from text2sql_grpo.errors import ConfigError
 from text2sql_grpo.phrases import many
+from text2sql_grpo.reporting.counting import counting
 from text2sql_grpo.sql import Limits, SQLExecutor
 from text2sql_grpo.sql.personal import PERSONAL
 

@@ -70,7 +70,7 @@ def collect(
         console = options.quiet_console()
         from text2sql_grpo.evaluation.bench import Bench, UnansweredError, opened_model
         from text2sql_grpo.evaluation.endpoint import Endpoint
-        from text2sql_grpo.reporting.progress import progress_bar
+        from text2sql_grpo.reporting.counting import counting
         from text2sql_grpo.reporting.report_page import episodes_report, write_page
         from text2sql_grpo.rewards import RewardMix
 
@@ -83,13 +83,13 @@ def collect(
             failure = ""
             if todo:
                 served = Endpoint(str(base_url), name, key_variable, parallel, retries, timeout_s)
-                with progress_bar(console) as bar:
-                    task = bar.add_task("Collecting", total=len(wanted), completed=len(wanted) - len(todo))
+                n_before = len(wanted) - len(todo)
+                with counting("Collecting", len(wanted), console, done=n_before) as on_episode:
 
                     def write(place: int, answer: "Answer") -> None:
                         if answer.episode.stop_reason != "error":  # its tools died: no episode of the model
                             episodes.add(answer.record() | {"sample": todo[place][1], "model": name})
-                        bar.advance(task)
+                        on_episode()
 
                     try:
                         bench.answer(
@@ -97,7 +97,7 @@ def collect(
                             opened_model(model_path) if model_path else served,
                             temperature=temperature,
                             # A resumed call must not sample with the seeds of the first one.
-                            seed=seed + 1_000_003 * (len(wanted) - len(todo)),
+                            seed=seed + 1_000_003 * n_before,
                             rewards=RewardMix(run.rewards),
                             on_answer=write,
                         )

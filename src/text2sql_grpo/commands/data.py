@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from text2sql_grpo.bundled import located
-from text2sql_grpo.commands.options import Count, Retries, Seconds, counting, writing_to
+from text2sql_grpo.commands.options import Count, Retries, Seconds, writing_to
 from text2sql_grpo.data.databases import Databases
 from text2sql_grpo.errors import ConfigError
 from text2sql_grpo.phrases import many
+from text2sql_grpo.reporting.counting import counting
 from text2sql_grpo.sql import SQLExecutor
 
 if TYPE_CHECKING:

@@ -223,9 +223,8 @@ def _unlike_the_run(
 def _add_r_ves(scores: dict[str, Any], answers: Any, bench: Any, console: Any) -> None:
     """Time the answers of each set, after all were judged: nothing else runs meanwhile."""
     from text2sql_grpo.evaluation.summary import r_ves
-    from text2sql_grpo.reporting.progress import progress_bar
+    from text2sql_grpo.reporting.counting import counting
 
-    with progress_bar(console) as bar:
-        task = bar.add_task("Timing", total=sum(map(len, answers.values())))
+    with counting("Timing", sum(map(len, answers.values())), console) as on_answer:
         for name, answered in answers.items():
-            scores[name]["r_ves"] = r_ves(answered, bench.environment, lambda: bar.advance(task))
+            scores[name]["r_ves"] = r_ves(answered, bench.environment, on_answer)

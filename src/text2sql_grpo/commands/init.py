@@ -4,11 +4,12 @@ import os
 from pathlib import Path
 from typing import Any
 
-from text2sql_grpo.commands.options import check_models, counting, writing_to
+from text2sql_grpo.commands.options import check_models, writing_to
 from text2sql_grpo.data.databases import Databases
 from text2sql_grpo.errors import DataError
 from text2sql_grpo.files import read_jsonl
 from text2sql_grpo.phrases import many
+from text2sql_grpo.reporting.counting import counting
 from text2sql_grpo.sql import SQLExecutor
 
 

@@ -7,7 +7,6 @@ import logging
 import math
 import os
 import sys
-import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -26,7 +25,6 @@ if TYPE_CHECKING:  # slow to import, and help does not need it
 
 QUICKSTART = Path("config/quickstart.yaml")
 INTERRUPTED = 130  # exit code after Ctrl-C
-LINE_EVERY_S = 15.0  # between lines of progress, where no terminal shows a bar
 
 
 def _between(low: float, high: float, kind: type[int] | type[float]) -> Callable[[str], float]:
@@ -167,28 +165,6 @@ def quiet_console(*, highlight: bool = True) -> "Console":
     if wants_downloads_shown:
         enable_progress_bars()
     return Console(highlight=highlight)
-
-
-@contextmanager
-def counting(title: str, total: int) -> Iterator[Callable[[], None]]:
-    """Bar on stderr, or a line now and then if that is no terminal; each call of the function counts one."""
-    from rich.console import Console
-    from rich.progress import Progress
-
-    console = Console(stderr=True)
-    done, last_line = 0, time.monotonic()
-
-    def count() -> None:
-        nonlocal done, last_line
-        done += 1
-        bar.update(task, completed=done)
-        if not console.is_terminal and time.monotonic() - last_line > LINE_EVERY_S:
-            last_line = time.monotonic()
-            console.print(f"{title} {done}/{total}", highlight=False)
-
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task(title, total=total)
-        yield count
 
 
 @contextmanager

@@ -7,36 +7,20 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from transformers import TrainerCallback, TrainerState, TrainingArguments
 
 from text2sql_grpo.data.example import Example
 from text2sql_grpo.evaluation.bench import Bench
 from text2sql_grpo.reliability.checkpoints import SCHEDULED_METRIC
+from text2sql_grpo.reporting.counting import LINE_EVERY_S, counting, progress_bar
 from text2sql_grpo.rewards import Answer
 from text2sql_grpo.run_folder import METRICS, RunLog, read_metrics
 
 if TYPE_CHECKING:
     from text2sql_grpo.evaluation.bench import Model
 
-_LINE_EVERY_S = 15.0
-_SPEED_OVER_S = 1800.0
 _ROLLOUT_SHARE = 0.4  # of a step's time, until the first step was timed
 _LEAST_DONE = 0.3  # steps before the time left is estimated: the first episodes of a run end late
-
-
-def progress_bar(console: Console, *facts: str) -> Progress:
-    """Make a bar with the time left; each of `facts` is a field of its task, shown behind the bar."""
-    columns = [TextColumn(f"{{task.fields[{fact}]}}") for fact in facts]
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=24),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        *columns,
-        console=console,
-        speed_estimate_period=_SPEED_OVER_S,  # a step may take minutes
-    )
 
 
 def answer_with_bar(
@@ -54,11 +38,8 @@ def answer_with_bar(
     They are answered together: a set alone would end with few rows of a batch.
     """
     examples = [example for named in sets.values() for example in named]
-    with progress_bar(console) as bar:
-        task = bar.add_task(title, total=samples * len(examples))
-        found = bench.answer(
-            examples, model, samples=samples, on_answer=lambda *_: bar.advance(task), **options
-        )
+    with counting(title, samples * len(examples), console) as on_answer:
+        found = bench.answer(examples, model, samples=samples, on_answer=lambda *_: on_answer(), **options)
     answers = iter(found)
     return {name: list(islice(answers, samples * len(named))) for name, named in sets.items()}
 
@@ -177,7 +158,7 @@ class TrainingProgress(TrainerCallback):
         if self._bar.live.is_started:
             completed = self._steps_before + done if done > _LEAST_DONE else None  # the bar waits, too
             self._bar.update(self._task, completed=completed, facts=facts)
-        elif is_due or now - self._last_line > _LINE_EVERY_S:
+        elif is_due or now - self._last_line > LINE_EVERY_S:
             self._last_line = now
             line = f"{self._title} {state.global_step}/{state.max_steps}  {facts}"
             if done > _LEAST_DONE:
