@@ -50,12 +50,11 @@ def counting(
     bar = progress_bar(shown, stays=console is not None)
 
     def count() -> None:
-        nonlocal done, last_line
-        done += 1
-        bar.update(task, completed=done)
+        nonlocal last_line
+        bar.advance(task)
         if not shown.is_terminal and time.monotonic() - last_line > LINE_EVERY_S:
             last_line = time.monotonic()
-            shown.print(f"{title} {done}/{total}", highlight=False)
+            shown.print(f"{title} {bar.tasks[task].completed:.0f}/{total}", highlight=False)
 
     with bar:
         task = bar.add_task(title, total=total, completed=done)
