@@ -217,9 +217,9 @@ class Statement(NamedTuple):
     view: str = ""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class DatabaseSample:
-    """Schema and sampled tables of a database.
+    """Schema and sampled tables of a database; equal to itself alone.
 
     Attributes:
         statements: CREATE statements of tables, indexes and views, in their order.
@@ -304,14 +304,15 @@ class DatabaseSample:
     def with_nulls(self, columns: Iterable[tuple[str, str]] | None = None) -> "DatabaseSample":
         """Sample in which these columns, or all, somewhere are NULL, if they may be."""
         asked = None if columns is None else set(columns)
-        tables = {}
+        tables = dict(self.tables)
         for table in self.tables.values():
-            places = table.declared_nullable
+            places = table.declared_nullable - table.nullable
             if asked is not None:
                 own = {column.lower() for name, column in asked if name == table.name}
                 own |= {other for name in own for other in self.empty_together.get((table.name, name), ())}
                 places = frozenset(p for p in places if table.columns[p].lower() in own)
-            tables[table.name] = replace(table, nullable=table.nullable | places)
+            if places:  # else what was computed of the table stays
+                tables[table.name] = replace(table, nullable=table.nullable | places)
         return replace(self, tables=tables)
 
     def restricted(self, names: Iterable[str]) -> "DatabaseSample":

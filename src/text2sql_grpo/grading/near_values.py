@@ -394,6 +394,9 @@ def fitted(
     ['68 BL', '768 BL', '6884 CL']
     """
 
+    if not common and not runs:
+        return list(texts)
+
     def fits(text: str) -> bool:
         counts = Counter(_PART.findall(text))
         return all(counts[part] == n for part, n in common.items()) and (not runs or _runs(text) == runs)

@@ -451,10 +451,16 @@ class _Content:
                 row[:] = donor
                 places = self.rng.sample(range(len(row)), len(row))
                 places.sort(key=lambda p: (p not in keys, p not in linked, p not in read))
+                refused = set[int]()
                 for place in places * 2:  # what is refused may be accepted behind another cell
+                    if place in refused or wanted[place] == row[place]:
+                        continue
                     kept, row[place] = row[place], wanted[place]
-                    if wanted[place] != kept and not accepts(row):
+                    if accepts(row):
+                        refused.clear()
+                    else:
                         row[place] = kept
+                        refused.add(place)
                 for reference in table.references:
                     self._meet_reference(table, reference, row, rows, accepts)
 

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, fields, replace
-from functools import partial
+from functools import lru_cache, partial
 from itertools import chain, islice
 from pathlib import Path
 from random import Random
@@ -29,6 +29,7 @@ from text2sql_grpo.grading.materialise import (
 )
 from text2sql_grpo.grading.mutants import choosing_operators, edited
 from text2sql_grpo.grading.perturb import Recipe, draw_rows
+from text2sql_grpo.grading.query_columns import ColumnRef
 from text2sql_grpo.sql.address import Database
 from text2sql_grpo.sql.executor import SQLExecutor
 from text2sql_grpo.sql.outcome import ExecutionOutcome, Limits
@@ -47,6 +48,7 @@ N_LARGE = 6  # more of them, with more rows than a LIMIT or a window frame takes
 N_EQUAL = 10  # more of them, in which amounts of several rows that are compared are equal
 N_WITH_NULLS = 4  # more of them, with NULLs wherever they are declared, if asked for
 MIN_LARGE, MAX_LARGE = 4, 120  # numbers in a query that ask for them, and their rows
+N_SAMPLES = 128  # samples as queries read them that are kept: answers to one question read the same
 ROWS_FOR_ANSWER = (1, 8, 16, 24)  # of a table that a query reads, before groups need more
 
 # Fields of a gold query to which an answer adds nothing.
@@ -188,7 +190,7 @@ def find_test_databases(
         return Found((), base, f"the gold query reads the virtual table {virtual[0]}", {})
     seeds = (_read(base, native.gold, native.dialect) if native else None) or gold
     base, assumed = _as_read(base, database, seeds)
-    read = base.restricted(gold.tables | base.named_in(gold_sql))
+    read = _restricted(base, gold.tables | base.named_in(gold_sql))
     mutants = list(edited(gold, choosing_operators(gold, base.schema)))
     rng = Random(gold_sql)
     contents = (draw_rows(read, seeds, rng) for _ in range(MAX_TRIES))
@@ -213,8 +215,23 @@ def _as_read(
     base: DatabaseSample, database: Path, query: GoldQuery
 ) -> tuple[DatabaseSample, tuple[str, ...]]:
     """Sample with the links, unique texts and NULLs that a query relies on, and the texts' columns."""
-    linked = with_links(base.with_nulls(query.missing), database, query.links)
-    return with_identifiers(linked, database, query.identifying)
+    return _relied_on(base, database, query.missing, query.links, query.identifying)
+
+
+@lru_cache(maxsize=N_SAMPLES)
+def _relied_on(
+    base: DatabaseSample,
+    database: Path,
+    missing: frozenset[ColumnRef],
+    links: tuple[tuple[ColumnRef, ColumnRef], ...],
+    identifying: frozenset[ColumnRef],
+) -> tuple[DatabaseSample, tuple[str, ...]]:
+    return with_identifiers(with_links(base.with_nulls(missing), database, links), database, identifying)
+
+
+@lru_cache(maxsize=N_SAMPLES)
+def _restricted(base: DatabaseSample, tables: frozenset[str]) -> DatabaseSample:
+    return base.restricted(tables)
 
 
 def draw_databases(database: Path, base: DatabaseSample, queries: Native, *, size: int) -> Iterator[Content]:
@@ -280,7 +297,7 @@ def find_counterexamples(
         known = _read(base, native.answer, native.dialect)
     seeds = _with_tokens(seeds, base, answer_sql) if known is None else _joined(seeds, known)
     base, _ = _as_read(base, database, seeds)
-    read = base.restricted(seeds.tables | base.named_in(gold_sql, answer_sql))
+    read = _restricted(base, seeds.tables | base.named_in(gold_sql, answer_sql))
     rng = Random(f"{gold_sql}\0{answer_sql}")
     recipes = _recipes_for_answer(rng, seeds)
     contents: Iterator[Content] = (draw_rows(read, seeds, rng, recipe) for recipe in recipes)
