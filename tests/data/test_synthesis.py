@@ -762,8 +762,17 @@ def test_a_given_word_changes_what_is_asked_only_where_the_name_is_not_english(s
 def test_a_database_without_rows_gives_no_question(tmp_path: Path) -> None:
     with closing(sqlite3.connect(tmp_path / "bare.sqlite")) as connection:
         connection.execute("CREATE TABLE sale (id INTEGER PRIMARY KEY, price REAL)")
-    with pytest.raises(DataError, match="no question can be made of bare: are the tables empty"):
+        connection.execute("CREATE VIEW cheap AS SELECT id FROM sale WHERE price < 1")
+    with pytest.raises(DataError, match="question can be made of bare: sale: no rows, cheap: views are not"):
         make_questions(tmp_path, tmp_path / "made")
+
+
+def test_views_are_named_as_not_asked_about(shop: Path, tmp_path: Path) -> None:
+    with closing(sqlite3.connect(shop / "shop.sqlite")) as connection:
+        connection.execute("CREATE VIEW grown AS SELECT age FROM Customers WHERE age > 17")
+    made = make_questions(shop, tmp_path / "made")
+    assert [one.table for one in made.tables if one.n_rows is None] == ["grown"]
+    assert not made.lacks
 
 
 def test_given_words_replace_derived_ones(shop: Path, tmp_path: Path) -> None:

@@ -78,7 +78,8 @@ def show_made(made: Made, console: Console) -> None:
     ordered = sorted(made.tables, key=lambda one: one.n_questions) if is_long else made.tables
     for one in ordered[:MAX_TABLES_SHOWN]:
         name = one.table if is_one else f"{one.database}.{one.table}"
-        table.add_row(Text(name), str(one.n_rows), str(one.n_questions), one.reason)
+        n_rows = "" if one.n_rows is None else str(one.n_rows)
+        table.add_row(Text(name), n_rows, str(one.n_questions), one.reason)
     if rest := ordered[MAX_TABLES_SHOWN:]:
         counts = f"{rest[0].n_questions} to {rest[-1].n_questions}"
         table.add_row(f"and {len(rest)} more", "", counts, "")

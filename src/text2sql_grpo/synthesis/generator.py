@@ -30,7 +30,7 @@ PERSONAL = ("personal",)  # the default of `data.hide`
 MAX_ROWS = 50
 MAX_FAILURES = 60
 MAX_TIMEOUTS = 3
-MAX_NAMED = 6  # columns that are not asked about, in a table's remark
+MAX_NAMED = 6  # columns, or reasons of tables, in one line
 MAX_SHARE = 0.1
 """Largest share of a file that one template gives, where ten or more can be used."""
 MIN_EACH = 20
@@ -105,14 +105,14 @@ class TableReport:
     """Questions of one table.
 
     Attributes:
-        n_rows: Number of its rows.
+        n_rows: Number of its rows; None for a view.
         n_questions: Number of questions whose gold query reads it.
         reason: Why there is none, or which of its columns are not asked about; empty if all are.
     """
 
     database: str
     table: str
-    n_rows: int
+    n_rows: int | None
     n_questions: int
     reason: str
 
@@ -192,9 +192,12 @@ def make_questions(
         question_sets = [one for one in question_sets if one.databases in splits]
         _refuse_others(out, [f"{one.name}.jsonl" for one in question_sets], found.names())
         made = {one.name: _examples(opened, one, taken, every, seed) for one in question_sets}
+    reports = [report for database in opened for report in _reports(database, taken)]
     if not taken.questions:
+        reasons = [f"{one.table}: {one.reason}" for one in reports] or ["it has no tables that can be read"]
         raise DataError(
-            f"no question can be made of {', '.join(found.names())}: are the tables empty? (at {databases})"
+            f"no question can be made of {', '.join(found.names())}: {listed(reasons, MAX_NAMED)}"
+            f" (at {databases})"
         )
     out.mkdir(parents=True, exist_ok=True)
     paths = {out / f"{name}.jsonl": examples for name, examples in made.items() if examples}
@@ -203,7 +206,7 @@ def make_questions(
     write_json(out / MANIFEST, {path.name: sha256(path) for path in paths})
     files = {name: len(examples) for name, examples in made.items()}
     wanted = {one.name: one.count for one in question_sets}
-    return Made(files, wanted, [report for database in opened for report in _reports(database, taken)])
+    return Made(files, wanted, reports)
 
 
 def _refuse_others(out: Path, names: Sequence[str], databases: Sequence[str]) -> None:
@@ -261,6 +264,8 @@ def _reports(database: Database, taken: Taken) -> Iterator[TableReport]:
     for one in database.profile.ambiguous:
         name = f"{one.namespace}.{one.name}"
         yield TableReport(database.name, name, one.n_rows, 0, "another schema has a table of this name")
+    for view in database.profile.schema.views:
+        yield TableReport(database.name, view.name, None, 0, "views are not asked about, only tables")
 
 
 def _silent_columns(table: schema.Table, named: set[str]) -> list[str]:
