@@ -69,6 +69,11 @@ def test_answers_are_counted_by_database_and_read_back() -> None:
     assert Accuracy.read({"correct": 1, "total": 2, "interval": [0, 1]}) == Accuracy(1, 2)
 
 
+def test_one_question_beside_thousands_of_another_database() -> None:
+    low, high = Accuracy(10_000, 10_001, {"a": (10_000, 10_000), "b": (0, 1)}).interval
+    assert 0 <= low < 0.001 and 0.9999 < high <= 1
+
+
 def test_uneven_databases_widen_the_interval_and_even_ones_never_narrow_it() -> None:
     uneven = Accuracy(50, 100, {f"db{i}": (10 * (i % 2), 10) for i in range(10)})
     assert str(uneven) == "50/100 = 50.0% (18-82; 40-60)"

@@ -7,7 +7,7 @@ figures, which assume independent questions, are given next to them.
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import exp, log, sqrt
+from math import log, sqrt, tanh
 from statistics import NormalDist, fmean, pvariance
 from typing import Any, Self
 
@@ -135,7 +135,7 @@ def interval_by_database(sums: Collection[tuple[int, int]], naive: Interval, *, 
     share = (parts.sum() / span + 0.5) / (total + 1)
     t = t_quantile(round(total**2 / (counts**2).sum()) - 1)
     reach, logit = t * error / (share * (1 - share)), log(share / (1 - share))
-    low, high = (lowest + span / (1 + exp(-bound)) for bound in (logit - reach, logit + reach))
+    low, high = (lowest + span * (1 + tanh(bound / 2)) / 2 for bound in (logit - reach, logit + reach))
     return min(naive[0], low), max(naive[1], high)
 
 
