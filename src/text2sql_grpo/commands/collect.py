@@ -97,7 +97,7 @@ def collect(
                             opened_model(model_path) if model_path else served,
                             temperature=temperature,
                             # A resumed call must not sample with the seeds of the first one.
-                            seed=seed + 1_000_003 * n_before,
+                            seed=(seed + 1_000_003 * n_before) % 2**32,
                             rewards=RewardMix(run.rewards),
                             on_answer=write,
                         )
