@@ -17,6 +17,7 @@ from text2sql_grpo.commands import main
 from text2sql_grpo.data.question_files import read_questions
 from text2sql_grpo.environment.episode import Episode
 from text2sql_grpo.errors import ArgumentError, RunError
+from text2sql_grpo.evaluation.endpoint import EndpointFailure
 from text2sql_grpo.serving.agent import Agent, Exchange, sure_from
 from text2sql_grpo.serving.ask_session import AskSession
 from text2sql_grpo.serving.live_engine import WatchedSession
@@ -83,7 +84,9 @@ def test_a_question_that_follows_is_read_with_the_one_before(environment: Any) -
         read = agent.ask(question, before).asked.episode.example.question
         assert read == (f"How many branches?\n{COUNT}\n{question}" if follows else question)
     assert agent.with_history("And?", [Exchange("What?", None)]) == "And?"  # there is nothing to follow
-    for wrong in ("", " \x00\u202e ", "x" * 5_000):
+    broken = [Exchange("Branches\x07 of \ud83d?", "SELECT '\udc00'")]
+    assert agent.with_history("only \ude00 Porto", broken) == "Branches  of  ?\nSELECT ' '\nonly   Porto"
+    for wrong in ("", " \x00\u202e\ud83d ", "x" * 5_000):
         with pytest.raises(ArgumentError, match="1 to 4000 characters"):
             agent.ask(wrong)
 
@@ -99,6 +102,17 @@ def test_a_withdrawn_question_stops_its_sessions(environment: Any) -> None:
     with pytest.raises(RunError, match="withdrawn"):
         Agent(environment, slow, "shop").ask("How many?", is_cancelled=event)
     assert slow.session.is_cancelled
+
+
+def test_an_endpoint_that_fails_is_an_error_of_the_run(environment: Any) -> None:
+    class Unreachable(Script):
+        def submit(self, session: WatchedSession) -> "Future[Episode]":
+            future: Future[Episode] = Future()
+            future.set_exception(EndpointFailure("APIConnectionError: Connection error."))
+            return future
+
+    with pytest.raises(RunError, match="endpoint did not answer: APIConnectionError"):
+        Agent(environment, Unreachable(), "shop").ask("How many?")
 
 
 def test_right_feedback_is_a_question_file(environment: Any, tmp_path: Path) -> None:

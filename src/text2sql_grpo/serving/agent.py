@@ -17,7 +17,7 @@ from text2sql_grpo.data.example import Example
 from text2sql_grpo.environment.episode import Action
 from text2sql_grpo.errors import ArgumentError, RunError
 from text2sql_grpo.evaluation.bench import Asked, Environment
-from text2sql_grpo.evaluation.endpoint import Endpoint
+from text2sql_grpo.evaluation.endpoint import Endpoint, EndpointFailure
 from text2sql_grpo.evaluation.sampler import open_sampler
 from text2sql_grpo.evaluation.votes import vote
 from text2sql_grpo.files import append_jsonl
@@ -34,7 +34,8 @@ _FOLLOWS = re.compile(
     r"(and|but|also|only|now|instead|what about|how about|of (those|these|them)|the same|same)\b",
     re.IGNORECASE,
 )
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+# Control characters, and halves of surrogate pairs, which no tokenizer accepts.
+_UNREADABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 @dataclass(frozen=True)
@@ -121,7 +122,10 @@ class Agent:
                 for session in sessions:
                     session.is_cancelled = True
                 raise RunError("the question was withdrawn")
-        episodes = [future.result() for future in futures]
+        try:
+            episodes = [future.result() for future in futures]
+        except EndpointFailure as failure:
+            raise RunError(f"the endpoint did not answer: {failure}") from failure
         queries = [episode.final_sql for episode in episodes]
         chosen, other, confidence = 0, None, None
         if self.samples > 1:
@@ -166,13 +170,13 @@ class Agent:
         Raises:
             ArgumentError: It is empty or too long.
         """
-        text = _CONTROL.sub(" ", question).strip()
+        text = _UNREADABLE.sub(" ", question).strip()
         if not text or len(text) > MAX_QUESTION_CHARS:
             raise ArgumentError(f"a question must have 1 to {MAX_QUESTION_CHARS} characters, got {len(text)}")
         last = history[-1] if history else None
         if last is None or last.sql is None or not _FOLLOWS.match(text):
             return text
-        return f"{last.question}\n{last.sql}\n{text}"
+        return _UNREADABLE.sub(" ", f"{last.question}\n{last.sql}\n{text}")
 
     def save_feedback(self, folder: Path, question: str, sql: str, *, is_right: bool) -> Path:
         """Append a verdict of a person to `feedback.jsonl`, a question file of which right answers are read.
