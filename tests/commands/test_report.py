@@ -56,6 +56,7 @@ def episode(number: int, *, strict: bool, **fields: Any) -> dict[str, Any]:
         "completion_mask": [1, 1, 0, 1],
         "log_probs": [-0.1, -2.5, None],
         "messages": [
+            {"role": "system", "content": "Answer by one query."},
             {"role": "user", "content": f"table t.a\n\n{question}"},
             {"role": "assistant", "content": f"<sql>{question[:50]}</sql>"},
             {"role": "user", "content": question},
@@ -124,6 +125,8 @@ def test_the_verb_writes_the_figures_of_the_run(tmp_path: Path, capsys: pytest.C
     assert all(data["reason_texts"][reason] for reason, _ in data["reasons"])
     assert max(len(row["question"]) for row in data["answers"]) < 2_100  # the long one is cut
     assert not data["missing"]
+    assert data["schemas"]["shop"] == "table t.a"
+    assert [role for role, _ in data["answers"][0]["after"]["turns"]] == ["assistant", "user", "assistant"]
     assert [len(one.get("pieces", ())) for one in data["groups"][-1]["episodes"]] == [4] * 4
     assert [mark for _, mark in data["groups"][-1]["episodes"][0]["pieces"]] == [-0.1, -2.5, None, None]
 

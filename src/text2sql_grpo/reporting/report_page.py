@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from importlib.metadata import version
 from importlib.resources import files
-from itertools import chain
+from itertools import chain, dropwhile, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -174,7 +174,7 @@ def _report(
         "steps": {},
         "costs": _costs(evaluation, episodes),
         "diagnosis": [],
-        "reasons": Counter(row["after"]["reason"] for row in answers if row["after"]).most_common(),
+        "reasons": Counter(row["after"]["reason"] for row in answers).most_common(),
         "reason_texts": REASONS,
         "gaps": {gap: count for gap, count in evaluation.get("accepted_by_gap", {}).items() if gap},
         "heat": _heat(answers),
@@ -308,7 +308,7 @@ def _answer(row: Record) -> Record:
     outcomes = [action.get("outcome") for action in row.get("actions", ())]
     return {name: row.get(name) for name in names} | {
         "sql": _cut(row["final_sql"] or ""),
-        "turns": [[one["role"], _cut(one["content"])] for one in row["messages"][1:]],
+        "turns": [[one["role"], _cut(one["content"])] for one in dropwhile(_is_prompt, row["messages"])],
         "tokens": sum(row.get("completion_mask") or ()),
         "errors": [outcome["error"] for outcome in outcomes if outcome and outcome["status"] != "ok"],
         "is_late": any(outcome and outcome["status"] == "timeout" for outcome in outcomes),
@@ -327,13 +327,18 @@ def _heat(answers: Iterable[Record]) -> Record:
 
 
 def _schemas(*parts: Iterable[Record]) -> dict[str, str]:
-    """First prompt of each database, without its question."""
+    """Schema text of each database: its first prompt without instructions and question."""
     found: dict[str, str] = {}
     for row in chain(*parts):
-        if row["messages"] and row["database"] not in found:
-            prompt = row["messages"][0]["content"].removesuffix(row["question"])
-            found[row["database"]] = _cut(prompt.strip(), 8 * MAX_TEXT)
+        prompt = [one["content"] for one in takewhile(_is_prompt, row["messages"])]
+        if prompt and row["database"] not in found:
+            schema = prompt[-1].removesuffix(row["question"])
+            found[row["database"]] = _cut(schema.strip(), 8 * MAX_TEXT)
     return found
+
+
+def _is_prompt(message: Mapping[str, str]) -> bool:
+    return message["role"] != "assistant"
 
 
 def _sources(settings: Mapping[str, Any], names: Iterable[str]) -> dict[str, str]:
