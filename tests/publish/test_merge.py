@@ -185,6 +185,7 @@ def test_options_that_cannot_be_met_are_refused(
     llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     adapter, run = write_adapter(tmp_path / "adapter", llama), tmp_path / "run"
+    inner = write_adapter(llama / "adapter", llama)
     run.mkdir()
     (run / "metrics.jsonl").write_text("{}\n")
 
@@ -194,6 +195,8 @@ def test_options_that_cannot_be_met_are_refused(
         ("logits differ", adapter, tmp_path / "merged", {"tolerance": 1e-12}),
         ("other files", llama, run, {}),
         ("that is read", llama, llama, {}),
+        ("that is read", adapter, llama, {"base": str(llama)}),
+        ("that is read", inner, llama, {"base": "me/model"}),
         ("to a file", llama, run / "metrics.jsonl", {}),
     ):
         with pytest.raises(ModelError, match=reason):

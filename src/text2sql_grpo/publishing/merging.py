@@ -107,6 +107,7 @@ def merge_adapter(
     if not named:
         raise ModelError(f"the adapter does not name its base; give --base: {adapter}")
     model_path = model_folder(named)
+    _check_out(out, Path(model_path))
     config = _model_config(model_path)
     target_dtype = DTYPES[dtype] if dtype != "auto" else (config.dtype or torch.float32)
     rounded_from = _dtype_before_rounding(adapter, quantization, config) if is_adapter else None
@@ -165,7 +166,7 @@ def _model_error(failure: str) -> Iterator[None]:
 
 
 def _check_out(out: Path, source: Path) -> None:
-    if out.resolve() == source.resolve():
+    if out.exists() and source.resolve().is_relative_to(out.resolve()):
         raise ModelError(f"cannot write to the folder that is read: {out}; choose another folder")
     if out.exists() and not out.is_dir():
         raise ModelError(f"cannot write to a file: {out}; choose a folder")
