@@ -20,6 +20,7 @@ from text2sql_grpo.data.example import Example
 from text2sql_grpo.errors import DataError
 from text2sql_grpo.evaluation.bench import Bench
 from text2sql_grpo.evaluation.perturbations import (
+    DuckDBCopies,
     Perturbed,
     SQLiteCopies,
     check_perturbations,
@@ -236,6 +237,22 @@ def test_generated_columns_of_another_database_are_computed(tmp_path: Path) -> N
 
     with closing(sqlite3.connect(tmp_path / "c.sqlite")) as connection:
         assert connection.execute("SELECT id, qty, twice FROM sale").fetchall() == [(1, 4, 8)]
+
+
+@pytest.mark.parametrize("name", ["known", "donor", "target", "a.b"])
+def test_a_duckdb_file_of_any_name_gets_tables_of_another(tmp_path: Path, name: str) -> None:
+    duckdb = pytest.importorskip("duckdb", reason="needs the extra duckdb")
+    duckdb_file(tmp_path / "shop.duckdb", DUCKDB_SHOP)
+    duckdb_file(tmp_path / f"{name}_own.duckdb", "CREATE TABLE own (id INTEGER)")
+    target = tmp_path / f"{name}.duckdb"
+
+    DuckDBCopies().with_tables_of(
+        tmp_path / "shop.duckdb", tmp_path / f"{name}_own.duckdb", target, Random(1)
+    )
+
+    with duckdb.connect(str(target)) as connection:
+        tables = connection.execute("SELECT table_name FROM duckdb_tables() ORDER BY 1").fetchall()
+    assert tables == [("item",), ("own",)]
 
 
 def test_a_file_with_signs_of_a_uri_in_its_name_is_copied(tmp_path: Path) -> None:

@@ -287,18 +287,21 @@ class DuckDBCopies:
     def with_tables_of(self, donor: Path, source: Path, target: Path, random: Random) -> None:
         import duckdb
 
-        with _reported(source, duckdb.Error), duckdb.connect(str(target)) as copy:
-            for name, path in (("known", source), ("donor", donor)):
+        files = {"known": source, "donor": donor, "target": target}
+        with _reported(source, duckdb.Error), duckdb.connect() as connection:
+            for name, path in files.items():
                 quoted_path = str(path).replace("'", "''")
-                copy.execute(f"ATTACH '{quoted_path}' AS {name} (READ_ONLY)")
-            copy.execute(f"COPY FROM DATABASE known TO {quote_name(target.stem, 'duckdb')}")
+                mode = "" if name == "target" else "(READ_ONLY)"
+                connection.execute(f"ATTACH '{quoted_path}' AS {name} {mode}")
+            connection.execute("COPY FROM DATABASE known TO target")
             own, others = (
-                [row[0] for row in copy.execute(_TABLES, [name]).fetchall()] for name in ("known", "donor")
+                [row[0] for row in connection.execute(_TABLES, [name]).fetchall()]
+                for name in ("known", "donor")
             )
             for name in _distractors(others, own, random):
                 quoted = quote_name(name, "duckdb")
                 rows = f"SELECT * FROM donor.{quoted} LIMIT {MAX_DISTRACTOR_ROWS}"
-                copy.execute(f"CREATE TABLE {quoted} AS {rows}")
+                connection.execute(f"CREATE TABLE target.{quoted} AS {rows}")
 
 
 _COLUMNS = "SELECT schema_name, table_name, column_name FROM duckdb_columns() WHERE NOT internal"
