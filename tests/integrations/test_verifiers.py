@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ from tests.verifiers_commands import run_command
 from text2sql_grpo.commands import main
 from text2sql_grpo.config import load_config
 from text2sql_grpo.environment.prompts import system_text
-from text2sql_grpo.errors import DataError
+from text2sql_grpo.errors import DataError, RunError
 from text2sql_grpo.models.loaded_policy import load_policy
 from text2sql_grpo.rollout.chat_format import ChatFormat
 
@@ -222,6 +223,14 @@ def test_a_turn_cut_behind_a_whole_action_counts(tmp_path: Path) -> None:
     trace, _ = roll_out(next(iter(taskset(tmp_path))), *talk)
     assert trace.ok and trace.stop_condition == "submitted"
     assert scores(trace)["execution"] == trace.metrics["strict"] == trace.metrics["looks"] == 1.0
+
+
+def test_a_message_with_an_image_is_refused_by_what_it_holds() -> None:
+    from text2sql_grpo.integrations.verifiers.traces import plain
+
+    parts = [SimpleNamespace(type="text", text="See:"), SimpleNamespace(type="image_url")]
+    with pytest.raises(RunError, match=r"text only, got image_url \(user\)"):
+        plain(SimpleNamespace(role="user", content=parts))
 
 
 def test_tool_calls_parsed_by_the_server_are_answered_one_by_one(tmp_path: Path) -> None:

@@ -72,8 +72,8 @@ def plain(message: Any) -> Message:
     """
     content = message.content or ""
     if not isinstance(content, str):
-        if any(part.type != "text" for part in content):
-            raise RunError(f"messages must be text only, got {content[0].type} ({message.role})")
+        if others := [part.type for part in content if part.type != "text"]:
+            raise RunError(f"messages must be text only, got {others[0]} ({message.role})")
         content = "\n".join(part.text for part in content)
     return {"role": message.role, "content": content}
 
