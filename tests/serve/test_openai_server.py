@@ -1,5 +1,6 @@
 """The server under the `openai` client, as chat front ends call it, and on its page in a real browser."""
 
+import gc
 import http.client
 import json
 import os
@@ -184,6 +185,28 @@ def test_many_at_once_are_answered_or_refused_and_clients_may_leave(environment:
         while served.server.running and time.monotonic() < end:
             time.sleep(0.05)
         assert served.server.running == 0
+
+
+def test_a_client_that_leaves_logs_no_error(
+    environment: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Waiting(Script):
+        def submit(self, session: Any) -> Any:
+            session.start()
+            return Future()  # never done
+
+    with Served(Agent(environment, Waiting(), "shop"), tmp_path) as served:
+        connection = http.client.HTTPConnection("127.0.0.1", served.port)
+        asked = json.dumps({"messages": chat("slow?"), "stream": True}).encode()
+        connection.request("POST", "/v1/chat/completions", asked, {"Authorization": f"Bearer {TOKEN}"})
+        connection.getresponse().read(20)
+        connection.close()
+        end = time.monotonic() + 10
+        while served.server.running and time.monotonic() < end:
+            time.sleep(0.05)
+        assert served.server.running == 0
+    gc.collect()  # which logs the failures of tasks that nobody looked at
+    assert "withdrawn" not in caplog.text
 
 
 def test_a_database_that_changes_or_goes_during_a_session(environment: Any, tmp_path: Path) -> None:
