@@ -12,15 +12,17 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from tests.chat_endpoint import Answer, served
 from tests.scripted_policy import SHOP, shop
 from text2sql_grpo.commands import main
 from text2sql_grpo.data.question_files import read_questions
 from text2sql_grpo.environment.episode import Episode
 from text2sql_grpo.errors import ArgumentError, RunError
-from text2sql_grpo.evaluation.endpoint import EndpointFailure
+from text2sql_grpo.evaluation.endpoint import Endpoint, EndpointFailure
+from text2sql_grpo.serving import agent as serving_agent
 from text2sql_grpo.serving.agent import Agent, Exchange, sure_from
 from text2sql_grpo.serving.ask_session import AskSession
-from text2sql_grpo.serving.live_engine import WatchedSession
+from text2sql_grpo.serving.live_engine import EndpointEngine, WatchedSession
 
 COUNT = "SELECT count(*) FROM branch"
 
@@ -91,7 +93,7 @@ def test_a_question_that_follows_is_read_with_the_one_before(environment: Any) -
             agent.ask(wrong)
 
 
-def test_a_withdrawn_question_stops_its_sessions(environment: Any) -> None:
+def test_a_withdrawn_question_stops_its_sessions(environment: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     class Slow(Script):
         def submit(self, session: WatchedSession) -> "Future[Episode]":
             self.session = session
@@ -102,6 +104,29 @@ def test_a_withdrawn_question_stops_its_sessions(environment: Any) -> None:
     with pytest.raises(RunError, match="withdrawn"):
         Agent(environment, slow, "shop").ask("How many?", is_cancelled=event)
     assert slow.session.is_cancelled
+
+    def interrupted(*_: Any, **options: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(serving_agent, "wait", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        Agent(environment, slow, "shop").ask("How many?")
+    assert slow.session.is_cancelled
+
+
+def test_samples_of_an_endpoint_have_seeds_of_their_own(environment: Any) -> None:
+    requests: list[dict[str, Any]] = []
+
+    def asked(request: dict[str, Any]) -> Answer:
+        requests.append(request)
+        return Answer({"role": "assistant", "content": f"<answer>SELECT {request['seed']}</answer>"}, 20, 10)
+
+    with served(asked) as url:
+        engine = EndpointEngine(Endpoint(url, "script"), environment.sessions, temperature=1.0)
+        reply = Agent(environment, engine, "shop", samples=3).ask("How many?")
+        engine.close()
+    assert len({request["seed"] for request in requests}) == 3
+    assert reply.confidence == pytest.approx(1 / 3)
 
 
 def test_an_endpoint_that_fails_is_an_error_of_the_run(environment: Any) -> None:

@@ -116,16 +116,17 @@ class Agent:
             WatchedSession(self.environment.sessions.session(example), on_action if i == 0 else None)
             for i in range(self.samples)
         ]
-        futures = [self.engine.submit(session) for session in sessions]
-        while wait(futures, timeout=0.05).not_done:
-            if is_cancelled is not None and is_cancelled.is_set():
-                for session in sessions:
-                    session.is_cancelled = True
-                raise RunError("the question was withdrawn")
         try:
+            futures = [self.engine.submit(session) for session in sessions]
+            while wait(futures, timeout=0.05).not_done:
+                if is_cancelled is not None and is_cancelled.is_set():
+                    raise RunError("the question was withdrawn")
             episodes = [future.result() for future in futures]
         except EndpointFailure as failure:
             raise RunError(f"the endpoint did not answer: {failure}") from failure
+        finally:
+            for session in sessions:
+                session.is_cancelled = True
         queries = [episode.final_sql for episode in episodes]
         chosen, other, confidence = 0, None, None
         if self.samples > 1:

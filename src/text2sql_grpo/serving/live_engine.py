@@ -5,6 +5,7 @@ import queue
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
+from itertools import count
 from threading import Lock, Thread
 from typing import Any
 
@@ -171,11 +172,13 @@ class EndpointEngine:
 
     def __init__(self, endpoint: Endpoint, environment: SQLEnvironment, temperature: float) -> None:
         self._client, self._environment = Client(endpoint, temperature), environment
+        self._seeds = count()  # the samples of a question differ
         self._pool = ThreadPoolExecutor(endpoint.parallel, thread_name_prefix="endpoint")
 
     def submit(self, session: WatchedSession) -> "Future[Episode]":
         """Ask the endpoint for the turns of a session."""
-        return self._pool.submit(served_episode, session, self._environment, self._client, seed=0)
+        seed = next(self._seeds)
+        return self._pool.submit(served_episode, session, self._environment, self._client, seed=seed)
 
     def close(self) -> None:
         """End; sessions that wait are cancelled."""
