@@ -44,6 +44,11 @@ def test_each_board_reads_one_statement_a_question_in_order(tmp_path: Path) -> N
     assert (folder / "q1.sql").read_text() == QUERIES[0] + "\n"
 
 
+def test_an_answer_of_comments_alone_leaves_no_empty_line(tmp_path: Path) -> None:
+    answer = Answer(Episode(example=Example("q", "db", "?", "SELECT 1"), final_sql="-- SELECT 1"), WRONG)
+    assert export("spider", [answer], tmp_path / "p").read_text() == f"{NO_ANSWER}\n"
+
+
 @pytest.mark.parametrize("order", ["", " ORDER BY a"])
 def test_a_line_of_livesqlbench_is_one_of_its_questions_with_an_answer(tmp_path: Path, order: str) -> None:
     example = Example("shop_1", "shop", "?", f"SELECT a FROM t{order}")

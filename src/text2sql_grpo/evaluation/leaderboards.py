@@ -36,7 +36,7 @@ def export(board: Board, answers: Sequence[Answer], place: Path) -> Path:
         ConfigError: Two questions have one id, or an id is no name of a file.
         RunError: It cannot be written.
     """  # noqa: E501 (a table)
-    queries = [_one_line(answer.episode.final_sql or NO_ANSWER) for answer in answers]
+    queries = [_one_line(answer.episode.final_sql or "") or NO_ANSWER for answer in answers]
     if board == "bird":
         path = place.with_name(f"{place.name}.json")
         named = zip(queries, (answer.example.database for answer in answers), strict=True)
