@@ -243,6 +243,7 @@ def test_a_public_push_makes_a_private_repository_public(
         (lambda folder: (folder / "config.json").unlink(), "config.json is missing"),
         (lambda folder: (folder / "model.safetensors").unlink(), "safetensors weights"),
         (lambda folder: os.truncate(folder / "model.safetensors", 5000), "safetensors weights"),
+        (lambda folder: (folder / "model.safetensors.index.json").write_text("[]"), "safetensors weights"),
         (lambda folder: (folder / "tokenizer.json").write_text("{"), "config and tokenizer"),
     ],
 )

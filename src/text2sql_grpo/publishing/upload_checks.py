@@ -41,7 +41,7 @@ def check_model_folder(folder: Path) -> None:
         names = {"model.safetensors"}
         if index.is_file():
             names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ModelError(f"cannot read the safetensors weights: {error} ({folder})") from error
     _check_weights(folder, names)
 
