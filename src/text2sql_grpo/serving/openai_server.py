@@ -193,7 +193,7 @@ class AgentServer:
             text = f"There is no answer: {_reason(error)}"
         yield chunk({"content": text})
         yield chunk({}, "stop")
-        if (body.get("stream_options") or {}).get("include_usage"):
+        if isinstance(options := body.get("stream_options"), dict) and options.get("include_usage"):
             usage = {"object": "chat.completion.chunk", "choices": [], "usage": _usage(reply)}
             yield json.dumps(head | usage)
         yield "[DONE]"
