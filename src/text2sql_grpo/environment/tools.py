@@ -1,5 +1,6 @@
 """Backends of a session's tools: each runs the model's calls and returns texts for the model."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
@@ -44,6 +45,14 @@ class ToolBackend(Protocol):
         Raises:
             RunError: An internal failure, never the model's.
         """
+
+
+@dataclass(frozen=True)
+class FunctionBackend:
+    """Backend whose calls are those of a function."""
+
+    tools: list[dict[str, Any]]
+    call: Callable[[str, dict[str, Any]], ToolResult]
 
 
 @dataclass(frozen=True)

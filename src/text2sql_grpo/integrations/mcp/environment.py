@@ -3,9 +3,7 @@
 import json
 import os
 import shlex
-from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,7 +16,7 @@ from text2sql_grpo.config import MCPConfig
 from text2sql_grpo.data.databases import Databases
 from text2sql_grpo.environment.protocols import TOOLS, Protocol
 from text2sql_grpo.environment.session import EnvironmentSettings, SQLEnvironment
-from text2sql_grpo.environment.tools import ToolResult
+from text2sql_grpo.environment.tools import FunctionBackend, ToolResult
 from text2sql_grpo.errors import ConfigError
 from text2sql_grpo.integrations.mcp.private_copy import Originals
 from text2sql_grpo.integrations.mcp.server_pool import CallTimedOut, ConnectionPool, Server, ServerDied
@@ -70,7 +68,7 @@ class MCPEnvironment(SQLEnvironment):
             on_failure.pop_all()
         self.tools = [*(tool.schema for tool in self._by_name.values()), _SUBMIT]
 
-    def backend(self, database: str) -> "MCPBackend":
+    def backend(self, database: str) -> FunctionBackend:
         """Backend of the sessions on one database: its server."""
         original = self.databases.sqlite_file(database, "environment.mcp")
         if hidden := self.hidden(database).names():
@@ -79,7 +77,7 @@ class MCPEnvironment(SQLEnvironment):
                 f" ({', '.join(hidden[:3])}): set data.hide to [], or remove it from the database"
             )
         self._originals.check(original)
-        return MCPBackend(self.tools, partial(self._call, self._server(database), original))
+        return FunctionBackend(self.tools, partial(self._call, self._server(database), original))
 
     def _call(self, server: Server, original: Path, name: str, arguments: dict[str, Any]) -> ToolResult:
         """Run a call of the model on a server; `original` is its database."""
@@ -129,18 +127,6 @@ class MCPEnvironment(SQLEnvironment):
         )
 
 
-@dataclass(frozen=True)
-class MCPBackend:
-    """Tool backend of the sessions on one database: a server.
-
-    Attributes:
-        tools: JSON schemas of the server's tools and of `submit_sql`.
-    """
-
-    tools: list[dict[str, Any]]
-    call: Callable[[str, dict[str, Any]], ToolResult]
-
-
 def _token(variable: str | None) -> str:
     token = os.environ.get(variable, "") if variable else ""
     if variable and not token:
@@ -149,7 +135,6 @@ def _token(variable: str | None) -> str:
 
 
 def _check_protocol(by_name: dict[str, MappedTool], protocol: Protocol) -> None:
-    """Check that the model can call the tools."""
     if "submit_sql" in by_name:
         raise ConfigError(
             "the MCP server has a tool submit_sql, a name that this package adds: give it another in"

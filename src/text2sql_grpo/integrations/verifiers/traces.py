@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from text2sql_grpo.environment import tool_calls
 from text2sql_grpo.environment.episode import Episode, Message
 from text2sql_grpo.environment.protocols import tool_schema
 from text2sql_grpo.environment.session import SQLEnvironment, SQLSession
-from text2sql_grpo.environment.tools import ToolResult
+from text2sql_grpo.environment.tools import FunctionBackend, ToolResult
 from text2sql_grpo.errors import RunError
 from text2sql_grpo.files import read_jsonl
 from text2sql_grpo.grading import Verdict
@@ -36,23 +35,13 @@ def is_cut(trace: vf.Trace) -> bool:
     return trace.stop_condition == OUT_OF_TOKENS or bool(answered and answered[-1].finish_reason == "length")
 
 
-@dataclass(frozen=True)
-class _NoTools:
-    """Tool backend that runs nothing, to rebuild actions without outcomes."""
-
-    tools: list[dict[str, Any]]
-
-    def call(self, name: str, arguments: dict[str, Any]) -> ToolResult:
-        return ToolResult("")
-
-
 def rebuilt_episode(trace: vf.Trace, example: Example, environment: SQLEnvironment) -> Episode:
     """Rebuild the episode of a trace, with its actions (without outcomes) and its final SQL.
 
     Turns after the submission or the turn limit do not count. A truncated episode has no submission; see
     `trace.is_truncated`.
     """
-    backend = _NoTools(environment.tools)
+    backend = FunctionBackend(environment.tools, lambda name, arguments: ToolResult(""))
     session = SQLSession(example, schema_text="", backend=backend, settings=environment.settings)
     session.episode.completion_mask = [1] * trace.num_output_tokens
     turns = [turn_text(message) for message in trace.assistant_messages]
