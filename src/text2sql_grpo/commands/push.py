@@ -2,8 +2,7 @@ from pathlib import Path
 from typing import Any
 
 from text2sql_grpo.commands.options import check_one_of, writing_to
-from text2sql_grpo.errors import ConfigError, DataError
-from text2sql_grpo.run_folder import CONFIG
+from text2sql_grpo.errors import ConfigError
 
 
 def push(
@@ -46,8 +45,6 @@ def push(
     from text2sql_grpo.models.sources import local_folder
 
     folder = None if folder is None else local_folder(folder)
-    if run_folder is not None and not (run_folder / CONFIG).is_file():
-        raise DataError(f"no run folder: config.yaml is missing ({run_folder})")
     from text2sql_grpo.publishing.hub import push_run_folder, push_to_hub
 
     options: dict[str, Any] = {"private": not public, "allow": allow or (), "dry_run": dry_run}
