@@ -122,14 +122,14 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self, make: Callable[[], Mapping[str, Any]]) -> None:
         try:
-            self._send(HTTPStatus.OK, _json(make()), "application/json")
+            self._send(HTTPStatus.OK, json.dumps(make()).encode(), "application/json")
         except InvalidVerdictError as error:
             self._refuse(HTTPStatus.UNPROCESSABLE_ENTITY, str(error))
         except RunError as error:
             self._refuse(HTTPStatus.SERVICE_UNAVAILABLE, str(error))
 
     def _refuse(self, status: HTTPStatus, message: str) -> None:
-        self._send(status, _json({"error": message}), "application/json")
+        self._send(status, json.dumps({"error": message}).encode(), "application/json")
 
     def _send(self, status: HTTPStatus, content: bytes, kind: str) -> None:
         self.send_response(status)
@@ -142,7 +142,3 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: Any) -> None:
         """Log nothing: addresses hold the token."""
-
-
-def _json(record: Mapping[str, Any]) -> bytes:
-    return json.dumps(record, ensure_ascii=False).encode("utf-8", "backslashreplace")
