@@ -131,7 +131,6 @@ def _select_traces(traces: Path, keep: Sequence[Keep], out: Path) -> int:
 
 
 def _settings_of(config: Config, model: str, temperature: float, seed: int) -> dict[str, Any]:
-    """Settings that the episodes of a file share."""
     return {
         "model": model,
         "temperature": temperature,

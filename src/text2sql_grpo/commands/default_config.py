@@ -19,7 +19,6 @@ REQUIRED = {
 
 
 def _examples() -> dict[str, Path]:
-    """Files of the examples by name."""
     folder = ROOT / "config"
     files = sorted(folder.rglob("*.yaml"))
     return {file.relative_to(folder).with_suffix("").as_posix(): file for file in files}

@@ -69,7 +69,6 @@ def replay(
 def _records(
     source: Path, environment: "Environment", golds: dict[str, Example], *, is_run: bool
 ) -> Iterable[dict[str, Any]]:
-    """Records of episodes in a file or folder."""
     path = source
     if source.is_dir():
         path = answers_file(source) if is_run else source / ROLLOUTS

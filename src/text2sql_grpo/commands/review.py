@@ -96,7 +96,6 @@ def review(
 
 
 def _questions(folder: Path) -> Path:
-    """File of questions of a folder."""
     found = [folder / "questions" / "train.jsonl", folder / "train.jsonl"]
     found = [path for path in found if path.is_file()] or sorted(folder.glob("questions/*.jsonl"))
     if not found:
@@ -111,7 +110,6 @@ def _questions(folder: Path) -> Path:
 
 
 def _report(found: dict[str, Any]) -> str:
-    """Summary as text."""
     counts = ", ".join(f"{count} {name}" for name, count in found["verdicts"].items())
     lines = [f"verdicts: {counts}", f"questions right as they were made: {_share(found['questions'])}"]
     if "joined" in found:

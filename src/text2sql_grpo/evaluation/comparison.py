@@ -243,7 +243,6 @@ def _odds(p_value: float) -> str:
 
 
 def _paired(counts: Counter[tuple[bool, bool]]) -> Paired:
-    """`Paired` from counts of the verdicts on base and trained model."""
     return Paired(counts[True, True], counts[False, True], counts[True, False], counts[False, False])
 
 

@@ -80,7 +80,6 @@ def read_runs(folders: Sequence[Path]) -> SeveralRuns:
 
 
 def _read(folder: Path) -> list[dict[str, Accuracy]]:
-    """Accuracies of a run before and after training."""
     record = read_evaluation(folder)
     stages = [record.get("before", {}).get("sets", {}), record.get("sets", {})]
     if not all(stages):

@@ -154,11 +154,7 @@ class Agent:
         if best.place is None:
             return 0, None, 0.0
         chosen = queries[best.place]
-
-        def agrees(sql: str | None) -> bool:
-            return sql is not None and vote([sql, chosen], [database], grader).share == 1
-
-        rest = [None if sql == chosen or agrees(sql) else sql for sql in queries]
+        rest = [None if vote([sql, chosen], [database], grader).share == 1 else sql for sql in queries]
         return best.place, vote(rest, [database], grader).place, best.share
 
     def run(self, sql: str) -> ExecutionOutcome:

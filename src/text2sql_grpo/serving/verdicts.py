@@ -179,7 +179,6 @@ def _share(accuracy: Accuracy) -> Record:
 
 
 def _is_right(answer: Judged, record: Record, databases: Databases | None, grader: Grader | None) -> bool:
-    """True if an answer is right by the reviewed question."""
     if record["verdict"] == "wrong":
         return False
     if record["verdict"] == "right" or answer.gold_sql == record["sql"]:

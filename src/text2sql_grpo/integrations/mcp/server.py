@@ -330,7 +330,6 @@ def _page(outcome: ExecutionOutcome, offset: int, limit: int) -> Page:
 
 
 def _json_cell(cell: Any) -> Any:
-    """Cell as JSON can hold it."""
     if isinstance(cell, bytes):
         return cell.hex()
     if isinstance(cell, str):
