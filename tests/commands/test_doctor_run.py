@@ -80,6 +80,11 @@ def test_each_fault_is_named_with_the_field_to_change(name: str, of: Any, words:
     assert any(field in text for field in ("grpo.", "rewards.", "losses.", "grading.", "environment."))
 
 
+def test_a_run_whose_episodes_were_all_masked_has_findings() -> None:
+    masked = logs(reward=lambda step: None, **{"step/skipped": lambda step: 1.0})
+    assert "skipped 9 steps without" in only(masked)
+
+
 def test_groups_without_signal_are_counted_by_their_tokens() -> None:
     wrong = [episode(0, group, 0.0) for group in range(3) for _ in range(4)]
     right = [episode(0, 3, float(number % 2)) for number in range(4)]

@@ -173,7 +173,7 @@ def _reward(logs: RunLogs) -> Iterator[Finding]:
         yield Finding(what, change, 0.8 * (1 - flat / len(rewards)))
     if skipped := sum(logs.column("step/skipped")):
         what = f"skipped {many(int(skipped), 'step')} without a finite gradient"
-        yield Finding(what, "lower grpo.learning_rate", skipped / len(rewards))
+        yield Finding(what, "lower grpo.learning_rate", skipped / len(logs.steps))
     if rates and max(rates) > 1e-3:
         what = f"the learning rate reached {max(rates):g}"
         yield Finding(what, "lower grpo.learning_rate to 2e-4 for LoRA, 1e-5 for all weights", 0.95)
