@@ -22,7 +22,7 @@ from text2sql_grpo.reporting.trackers import EpisodeTraces, check_installed, tra
 
 VARIABLES = ("WANDB_MODE", "WANDB_API_KEY", "WANDB_DIR", "WANDB_PROJECT", "TENSORBOARD_LOGGING_DIR")
 NAMES = ("reward", "accuracy/strict", "completions/mean_length")
-
+RUN_NAME = "a tracked run"
 
 pytestmark = pytest.mark.thorough  # its one run takes seconds
 
@@ -37,7 +37,7 @@ def run(tmp_path_factory: pytest.TempPathFactory, started_model: str) -> Path:
         patch.chdir(folder)
         for name in VARIABLES:
             patch.setenv(name, "")
-        options = ["--grpo.report_to", json.dumps(names), "--grpo.run_name", "tracked"]
+        options = ["--grpo.report_to", json.dumps(names), "--grpo.run_name", RUN_NAME]
         assert main(["train", "--config", str(config), *options]) == 0
     return folder / "run"
 
@@ -72,7 +72,7 @@ def test_trackio_holds_every_figure_by_the_same_name(run: Path) -> None:
     pytest.importorskip("trackio", reason="needs trackio")
     from trackio.sqlite_storage import SQLiteStorage
 
-    rows = SQLiteStorage.get_logs("text2sql-grpo", "tracked")
+    rows = SQLiteStorage.get_logs("text2sql-grpo", RUN_NAME)
     for name, values in expected(run).items():
         assert by_step(rows, name) == pytest.approx(values)
 
@@ -120,7 +120,7 @@ def test_tensorboard_and_trackio_hold_the_config_and_the_tables(run: Path) -> No
     assert '"num_generations": 4' in texts["config"]
     assert texts["held_out"].startswith("| set | example | database |")
     assert len(texts["held_out"].splitlines()) == 2 + 4
-    rows = SQLiteStorage.get_logs("text2sql-grpo", "tracked")
+    rows = SQLiteStorage.get_logs("text2sql-grpo", RUN_NAME)
     assert {"episodes", "held_out"} <= {name for row in rows for name in row}
 
 

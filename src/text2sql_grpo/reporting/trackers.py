@@ -7,6 +7,7 @@ Training metrics are logged by transformers' callbacks, all others here, under t
 import json
 import logging
 import os
+import re
 import secrets
 import sys
 from collections import Counter
@@ -106,12 +107,13 @@ class Tracking:
 
             known = {name: wandb.Table(**table) for name, table in tables.items()}
             wandb.log({**known, "train/global_step": step})
+            name = re.sub(r"[^A-Za-z0-9._-]", "-", str(self.arguments.run_name))[:100]  # W&B refuses others
             for kind, paths in {"report": [folder / PAGE], "questions": questions}.items():
-                artifact = wandb.Artifact(f"{self.arguments.run_name}-{kind}", type=kind)
+                artifact = wandb.Artifact(f"{name}-{kind}", type=kind)
                 for path in paths:
                     artifact.add_file(str(path))
                 wandb.log_artifact(artifact)
-            artifact = wandb.Artifact(f"{self.arguments.run_name}-model", type="model")
+            artifact = wandb.Artifact(f"{name}-model", type="model")
             artifact.add_reference(merged.resolve().as_uri(), checksum=False)
             wandb.log_artifact(artifact)
         if "tensorboard" in self.names:
