@@ -150,6 +150,8 @@ def test_scripts_are_verbs(repo_root: Path, script: str, usage: str) -> None:
         ["audit", "data", "a.jsonl", "--db", "d", "--slow_s", "0"],
         ["audit", "data", "a.jsonl", "--db", "d", "--slow_s", "soon"],
         ["audit", "data", "a.jsonl", "--db", "d", "--max_prompt_tokens", "-1"],
+        ["audit", "data", "a.jsonl", "--db", "d", "--test_databases", "-1"],
+        ["review", "d", "--test_databases", "-1"],
         ["audit", "data", "a.jsonl", "--db", "d", "--run.seed", "1"],
         ["audit", "reward"],
     ],

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from random import Random
 
-from text2sql_grpo.commands.options import Count, Seconds, writing_to
+from text2sql_grpo.commands.options import Count, NotNegative, Seconds, writing_to
 from text2sql_grpo.config import load_config
 from text2sql_grpo.data.databases import Databases
 from text2sql_grpo.environment.session import EnvironmentSettings, SQLEnvironment
@@ -26,7 +26,7 @@ def data(
     db: str,
     against: list[Path] | None = None,
     config: Path | None = None,
-    test_databases: int = 4,
+    test_databases: NotNegative = 4,
     slow_s: Seconds = 1.0,
     max_prompt_tokens: Count = 8192,
     quarantine: Path | None = None,

@@ -41,6 +41,7 @@ def _between(low: float, high: float, kind: type[int] | type[float]) -> Callable
 
 
 Count = Annotated[int, _between(1, 10**9, int)]
+NotNegative = Annotated[int, _between(0, 10**9, int)]
 Retries = Annotated[int, _between(0, 1_000, int)]
 Seed = Annotated[int, _between(0, 2**32 - 1, int)]
 Port = Annotated[int, _between(0, 65_535, int)]

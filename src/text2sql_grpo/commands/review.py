@@ -6,7 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from text2sql_grpo.commands.options import Count, Port, writing_to
+from text2sql_grpo.commands.options import Count, NotNegative, Port, writing_to
 from text2sql_grpo.config import load_config
 from text2sql_grpo.data.databases import Databases
 from text2sql_grpo.errors import ConfigError, DataError
@@ -24,7 +24,7 @@ def review(
     by: str | None = None,
     port: Port = 0,
     browser: bool = True,
-    test_databases: int = 4,
+    test_databases: NotNegative = 4,
     summary: bool = False,
     evaluation: Path | None = None,
     json: bool = False,
