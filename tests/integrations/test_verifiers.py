@@ -225,6 +225,24 @@ def test_a_turn_cut_behind_a_whole_action_counts(tmp_path: Path) -> None:
     assert scores(trace)["execution"] == trace.metrics["strict"] == trace.metrics["looks"] == 1.0
 
 
+def test_traces_are_replayed_with_the_reasons_why_they_stopped(tmp_path: Path) -> None:
+    from text2sql_grpo.integrations.verifiers.traces import episode_records
+
+    tasks = list(taskset(tmp_path).load())
+    environment, _ = tasks[0].config.opened
+    lines = []
+    for task, answers in ((tasks[0], [text("?")] * 3), (tasks[1], [text("<sql>", tokens=9_999)])):
+        trace, _ = roll_out(task, *answers)
+        episode = vf.Episode(env=vf.EnvInfo(id=ID), task=trace.task, traces=[trace], ok=trace.ok)
+        lines.append(json.dumps(episode.to_record()) + "\n")
+    (tmp_path / "traces.jsonl").write_text("".join(lines))
+
+    examples = {task.data.example.id: task.data.example for task in tasks}
+    records = episode_records(tmp_path, examples, environment.sessions)
+    ends = [(record["stop_reason"], record["is_masked"]) for record in records]
+    assert ends == [("max_turns", False), ("budget", True)]
+
+
 def test_a_message_with_an_image_is_refused_by_what_it_holds() -> None:
     from text2sql_grpo.integrations.verifiers.traces import plain
 

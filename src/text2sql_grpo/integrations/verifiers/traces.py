@@ -93,7 +93,9 @@ def episode_records(
         episode = rebuilt_episode(trace, example, environment)
         unjudged = Verdict(official=False, strict=False, reason="not_submitted", executes=False)
         strict = bool(trace.metrics.get("strict", trace.reward >= FULL_REWARD))
-        yield Answer(episode, unjudged).record() | _record(trace) | {"strict": strict}
+        stop = episode.stop_reason  # None of one that was cut
+        ended = {"stop_reason": stop or "budget", "is_masked": stop is None or not trace.ok}
+        yield Answer(episode, unjudged).record() | _record(trace) | ended | {"strict": strict}
 
 
 def _traces(folder: Path) -> Iterator[vf.Trace]:
