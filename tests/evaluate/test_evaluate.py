@@ -23,7 +23,7 @@ from text2sql_grpo.evaluation.bench import Bench
 from text2sql_grpo.evaluation.published import with_published
 from text2sql_grpo.evaluation.summary import summary
 from text2sql_grpo.reporting.accuracy_tables import accuracy_table
-from text2sql_grpo.reporting.shown import show_answer
+from text2sql_grpo.reporting.shown import show_answer, show_line
 from text2sql_grpo.rewards import Answer
 
 GOLD = "SELECT COUNT(*) FROM visit WHERE ward = 'LSB[1]'"
@@ -102,6 +102,14 @@ def test_a_right_answer_is_shown_with_its_turns(config: Config) -> None:
     assert "turn 2 of 3: submit_sql" in text
     assert text.count("WHERE ward = 'LSB[1]'") == 2  # the turn and the final query, no gold
     assert "RIGHT (equal)  strict: yes  official: yes  stopped: submitted" in text
+
+
+def test_control_characters_of_an_answer_do_not_reach_the_terminal(config: Config) -> None:
+    answer = played(config, ["<answer>SELECT 7 -- \x1b]52;c;ZQ==\x07\t\x1b[2J</answer>"])
+    console = Console(file=StringIO(), width=100)
+    show_line(answer, console)
+    text = printed(answer) + console.file.getvalue()  # type: ignore[attr-defined]
+    assert not {"\x1b", "\x07"} & {*text} and text.count("\ufffd]52;c;ZQ==\ufffd") == 3
 
 
 def test_wrong_and_malformed_answers_are_shown_with_the_gold_and_the_reason(config: Config) -> None:

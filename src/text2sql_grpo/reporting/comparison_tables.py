@@ -15,6 +15,7 @@ from text2sql_grpo.evaluation.several_runs import SeveralRuns
 from text2sql_grpo.evaluation.statistics import Accuracy, Interval, interval_unit, percents
 from text2sql_grpo.phrases import many
 from text2sql_grpo.reporting.accuracy_tables import LEAST_QUESTIONS, figures_table
+from text2sql_grpo.reporting.shown import plain
 
 _CHANGES_SHOWN = 20
 
@@ -36,7 +37,7 @@ def show_comparison(comparison: Comparison, console: Console) -> None:
             f"base      {_one_line(base.final_sql)}  ({base.reason})",
             f"trained   {_one_line(trained.final_sql)}  ({trained.reason})",
         )
-        console.print(Text("\n".join(lines)), soft_wrap=True)
+        console.print(plain("\n".join(lines)), soft_wrap=True)
     if len(changed) > _CHANGES_SHOWN:
         console.print(f"... and {len(changed) - _CHANGES_SHOWN} more in the file")
     console.print()
@@ -98,7 +99,7 @@ def show_replay(replayed: Sequence[Replayed], console: Console, *, shown: int) -
             dict.fromkeys(_one_line(sql) for sql in (record["gold_sql"], one.answer.example.gold_sql))
         )
         lines += [f"gold      {' -> '.join(golds)}", f"reason    {record['reason']} -> {verdict.reason}"]
-        console.print(Text("\n".join(lines)), soft_wrap=True)
+        console.print(plain("\n".join(lines)), soft_wrap=True)
     counts = f"{len(became_right)} become right, {len(became_wrong)} become wrong"
     console.print(f"{many(len(replayed), 'answer')}: {counts}")
     before = Accuracy.of((one.record["database"], one.record["strict"]) for one in replayed)

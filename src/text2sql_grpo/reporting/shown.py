@@ -1,4 +1,4 @@
-"""Episodes shown on a terminal; texts of a model or a database are never read as markup."""
+"""Episodes shown on a terminal; texts of a model or a database without markup and control characters."""
 
 import math
 from textwrap import indent
@@ -33,18 +33,19 @@ def formatted(sql: str) -> str:
 
 
 def show_answer(answer: Answer, set_name: str, console: Console) -> None:
-    """Print one question whole; texts of a model or a database are never read as markup."""
+    """Print one question whole."""
     episode, verdict, example = answer.episode, answer.verdict, answer.example
-    console.print(Rule(Text(f"{set_name}: {example.id} (database {example.database})"), align="left"))
-    console.print(Text(f"question: {example.question}", style="bold"))
+    console.print(Rule(plain(f"{set_name}: {example.id} (database {example.database})"), align="left"))
+    console.print(plain(f"question: {example.question}", "bold"))
     for number, action in enumerate(episode.actions, 1):
         console.print(Text(f"turn {number} of {episode.max_turns}: {action.kind}", style="cyan"))
-        console.print(Text(indent(_turn_text(action), "  ")))
+        console.print(plain(indent(_turn_text(action), "  ")))
     console.print(Text("final SQL:", style="cyan"))
-    console.print(Text(indent(formatted(episode.final_sql) if episode.final_sql else "none submitted", "  ")))
+    final = formatted(episode.final_sql) if episode.final_sql else "none submitted"
+    console.print(plain(indent(final, "  ")))
     if not verdict.strict:
         console.print(Text("gold SQL:", style="cyan"))
-        console.print(Text(indent(formatted(example.gold_sql), "  ")))
+        console.print(plain(indent(formatted(example.gold_sql), "  ")))
     console.print(
         Text.assemble(
             ("RIGHT" if verdict.strict else "WRONG", "bold green" if verdict.strict else "bold red"),
@@ -60,8 +61,8 @@ def show_line(answer: Answer, console: Console) -> None:
     mark = ("right ", "bold green") if verdict.strict else ("wrong ", "bold red")
     reason = "" if verdict.strict else f" ({verdict.reason.replace('_', ' ')})"
     for text in (
-        Text.assemble(mark, f"{answer.example.question}{reason}"),
-        Text(f"      {' '.join(sql.split()) if sql else 'no query'}", style="dim"),
+        Text.assemble(mark, plain(f"{answer.example.question}{reason}")),
+        plain(f"      {' '.join(sql.split()) if sql else 'no query'}", "dim"),
     ):
         console.print(text, no_wrap=True, overflow="ellipsis")
 
@@ -80,33 +81,33 @@ def _yes(is_right: bool) -> str:
 
 
 def show_asked(asked: Asked, console: Console) -> None:
-    """Print an answer; texts of a model or a database without markup and control characters."""
+    """Print an answer."""
     episode = asked.episode
     for turn, action in enumerate(episode.actions, 1):
         if action.kind == "submit_sql":
             continue
         console.print(Text(f"turn {turn} of {episode.max_turns}: {action.kind}", style="cyan"))
         if action.kind == "malformed":
-            console.print(Padding(_plain(action.error), (0, 2)))
+            console.print(Padding(plain(action.error), (0, 2)))
         else:
             show_query(action.sql, action.outcome, console)
     if episode.final_sql is not None:
         console.print(Text("answer", style="bold green" if not asked.failure else "bold red"))
         show_query(episode.final_sql, asked.result, console)
     if asked.failure:
-        console.print(_plain(asked.failure), style="bold red", soft_wrap=True)
+        console.print(plain(asked.failure), style="bold red", soft_wrap=True)
 
 
 def show_query(sql: str, outcome: ExecutionOutcome | None, console: Console) -> None:
     """Print a query, and its rows or its error if it ran."""
-    console.print(Padding(_plain(formatted(sql)), (0, 2)))
+    console.print(Padding(plain(formatted(sql)), (0, 2)))
     if outcome is None:
         return
     if not outcome.is_ok:
-        console.print(Padding(_plain(f"Error: {outcome.error}"), (0, 2)), style="red")
+        console.print(Padding(plain(f"Error: {outcome.error}"), (0, 2)), style="red")
         return
     header, *rows = (
-        [_plain(cell_text(cell, _MAX_CELL_CHARS)) for cell in row]
+        [plain(cell_text(cell, _MAX_CELL_CHARS)) for cell in row]
         for row in (outcome.columns, *outcome.rows[:_MAX_ROWS])
     )
     table = Table(*map(Column, header), box=box.SIMPLE_HEAD)
@@ -118,8 +119,9 @@ def show_query(sql: str, outcome: ExecutionOutcome | None, console: Console) -> 
         console.print(Padding(f"{len(rows)} of {more}{many(len(outcome.rows), 'row')}", (0, 2)))
 
 
-def _plain(text: str) -> Text:
-    return Text("".join(char if char.isprintable() or char == "\n" else "\ufffd" for char in text))
+def plain(text: str, style: str = "") -> Text:
+    """Text without markup and control characters."""
+    return Text("".join(char if char.isprintable() or char in "\n\t" else "\ufffd" for char in text), style)
 
 
 def asked_record(asked: Asked) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from rich.console import Console
 
 from text2sql_grpo.errors import RunError
-from text2sql_grpo.reporting.shown import show_asked, show_query
+from text2sql_grpo.reporting.shown import plain, show_asked, show_query
 from text2sql_grpo.serving.agent import Agent, Exchange, Reply
 
 _HELP = r"""Type a question; one that begins with "and", "only" or "of those" follows the one before.
@@ -95,7 +95,7 @@ class AskSession:
             self.console.print(text, markup=False)
         elif name == "history":
             for number, one in enumerate(self.history, 1):
-                self.console.print(f"{number}. {one.question}\n   {one.sql or 'no answer'}", markup=False)
+                self.console.print(plain(f"{number}. {one.question}\n   {one.sql or 'no answer'}"))
         elif name == "new":
             self.history.clear()
         elif name == "sql" and rest:
