@@ -120,6 +120,19 @@ def test_shorter_names_hold_in_the_schema_and_in_each_gold(bench: Bench, tmp_pat
             )
 
 
+def test_shorter_names_show_nothing_hidden(config: Config, tmp_path: Path) -> None:
+    rows = {"client": [(1, "Rome", "ida@example.com", 10)]}
+    script = "CREATE TABLE client (id INTEGER, country TEXT, email TEXT, salary INTEGER)"
+    sqlite_file(Path(str(config.data.databases)) / "shop.sqlite", script, rows)
+    data = replace(config.data, hide=["personal", "client.salary"])
+    with Bench.open(replace(config, data=data)) as bench:
+        form = changed("rename", bench, tmp_path)
+    with form.environment as environment:
+        text = environment.sessions.schema_text("shop")
+        assert "cntry" in text and not [name for name in ("eml", "email", "salary", "slry") if name in text]
+        assert "ida@" not in str(environment.sessions.guarded("shop").run("SELECT * FROM client").rows)
+
+
 def test_tables_of_another_database_are_added(bench: Bench, tmp_path: Path) -> None:
     form = changed("distractors", bench, tmp_path)
     with form.environment:

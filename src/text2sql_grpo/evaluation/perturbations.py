@@ -7,7 +7,7 @@ Chang et al. 2023, arXiv:2301.08881, measured seventeen such forms).
 import sqlite3
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -92,7 +92,10 @@ def perturbed(
             random = Random(f"{seed}/{name}/{other}")
             copies.with_tables_of(known[other][1], file, targets[name], random)
         return Perturbed(_environment(bench, folder), sets)
-    renamed = {name: copies.renamed(file, targets[name]) for name, (copies, file) in known.items()}
+    renamed = {}
+    for name, (copies, file) in known.items():
+        hidden = bench.environment.sessions.hidden(name).columns.values()
+        renamed[name] = copies.renamed(file, targets[name], frozenset().union(*hidden))
     environment = _environment(bench, folder)
     asked, left_out = {}, 0
     for name, named in sets.items():
@@ -214,14 +217,18 @@ class SQLiteCopies:
 
     suffix = ".sqlite"
 
-    def renamed(self, source: Path, target: Path) -> Mapping[str, str]:
-        """Copy with shorter names of columns; returns the new name by each old one, in lower case."""
+    def renamed(self, source: Path, target: Path, hidden: Collection[str] = ()) -> Mapping[str, str]:
+        """Copy with shorter names of columns; returns the new name by each old one, in lower case.
+
+        Args:
+            hidden: Columns that are hidden by their names, which they keep, in lower case.
+        """
         with self._copied(source, target) as connection:
             columns = {
                 table: [row[1] for row in connection.execute(f"PRAGMA table_info({quote_name(table)})")]
                 for table in self._tables(connection)
             }
-            names = _new_names(columns)
+            names = _new_names(columns, hidden)
             for table, old_names in columns.items():
                 for old in old_names:
                     if new := names.get(old.lower()):
@@ -267,7 +274,7 @@ class DuckDBCopies:
 
     suffix = ".duckdb"
 
-    def renamed(self, source: Path, target: Path) -> Mapping[str, str]:
+    def renamed(self, source: Path, target: Path, hidden: Collection[str] = ()) -> Mapping[str, str]:
         import duckdb
 
         with _reported(source, duckdb.Error, SqlglotError), tempfile.TemporaryDirectory() as folder:
@@ -276,7 +283,7 @@ class DuckDBCopies:
                 columns: dict[str, list[str]] = {}
                 for schema, table, column in known.execute(_COLUMNS).fetchall():
                     columns.setdefault(f"{schema}.{table}", []).append(column)
-            names = _new_names(columns)
+            names = _new_names(columns, hidden)
             script = (Path(folder) / "schema.sql").read_text("utf-8")
             with duckdb.connect(str(target)) as copy:
                 for statement in filter(None, sqlglot.parse(script, dialect="duckdb")):
@@ -334,12 +341,12 @@ def _reported(source: Path, *errors: type[Exception]) -> Iterator[None]:
         raise DataError(f"cannot copy the database: {reason} (at {source})") from error
 
 
-def _new_names(columns: Mapping[str, Sequence[str]]) -> Mapping[str, str]:
+def _new_names(columns: Mapping[str, Sequence[str]], hidden: Collection[str]) -> Mapping[str, str]:
     """Shorter name by each old one, in lower case, for the columns of each table.
 
     One name is shortened alike in all tables, and stays where two of a table would become one.
     """
-    kept: set[str] = set()
+    kept = set(hidden)
     for names in columns.values():
         count = Counter(_short(name).lower() for name in names)
         kept |= {name.lower() for name in names if count[_short(name).lower()] > 1 or name.startswith("_")}
