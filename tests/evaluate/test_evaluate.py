@@ -146,8 +146,10 @@ def test_the_verb_samples_answers_and_votes_on_them(
     assert "--samples must be at least 2" in capsys.readouterr().err
     assert main([*argv, "--export", "spider"]) == 1
     assert "--export needs whole sets" in capsys.readouterr().err
-    assert main([*argv[:3], "--export", "spider", "--out", "whole.json"]) == 0
-    assert len((tmp_path / "whole-test_databases.sql").read_text().splitlines()) == 4
+    more = f"--data.test.spider/dev={config.data.test['test_databases']}"
+    assert main([*argv[:3], "--export", "spider", "--out", "whole.json", more]) == 0
+    for name in ("test_databases", "spider-dev"):
+        assert len((tmp_path / f"whole-{name}.sql").read_text().splitlines()) == 4
     capsys.readouterr()
     assert main([*argv, "--samples", "3", "--temperature", "1.5"]) == 0
     assert "vote@3" in capsys.readouterr().out

@@ -158,7 +158,8 @@ def evaluate(
         console.print(f"every answer: {page} and {lines.name}", soft_wrap=True)
         if export is not None:
             for name, answered in answers.items():
-                written = exported(export, answered, out.with_name(f"{out.stem}-{name}"))
+                place = out.with_name(f"{out.stem}-{name.replace('/', '-')}")
+                written = exported(export, answered, place)
                 console.print(f"for {export}: {written}", soft_wrap=True)
     return 0
 
