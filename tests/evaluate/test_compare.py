@@ -172,3 +172,11 @@ def test_what_cannot_be_compared_is_refused(
 
     assert reason in capsys.readouterr().err
     assert not list(tmp_path.rglob("comparison*"))
+
+
+@pytest.mark.parametrize("option", [("--sets", "dev"), ("--num_samples", "2"), ("--run.seed", "1")])
+def test_an_option_that_several_runs_would_ignore_is_refused(
+    option: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["compare", "a", "b", "c", *option]) == 1
+    assert "only --out has an effect" in capsys.readouterr().err

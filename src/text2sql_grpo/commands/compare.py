@@ -39,6 +39,8 @@ def compare(
         out: Default: comparison.json in the folder around the last one.
     """
     if more:
+        if num_samples or config or sets or settings:
+            raise ConfigError("only --out has an effect on several runs: their records are compared whole")
         return compare_runs([Path(name) for name in (base, trained, *more)], out)
     options.check_models(*(name for name in (base, trained) if not Path(name).is_dir()))  # may hold answers
     path = Path(trained)
