@@ -14,7 +14,7 @@ import pytest
 import yaml
 from transformers import TrainingArguments
 
-from tests.tiny_run import json_lines, write_config
+from tests.tiny_run import QUESTIONS, json_lines, write_config, write_questions
 from tests.weave_server import running_weave
 from text2sql_grpo.commands import main
 from text2sql_grpo.errors import ConfigError
@@ -37,7 +37,10 @@ def run(tmp_path_factory: pytest.TempPathFactory, started_model: str) -> Path:
         patch.chdir(folder)
         for name in VARIABLES:
             patch.setenv(name, "")
+        (folder / "held_out").mkdir()
+        test = write_questions(folder / "held_out" / "questions.jsonl", QUESTIONS[::-1])  # named like train's
         options = ["--grpo.report_to", json.dumps(names), "--grpo.run_name", RUN_NAME]
+        options += ["--data.test.test_values", str(test)]
         assert main(["train", "--config", str(config), *options]) == 0
     return folder / "run"
 

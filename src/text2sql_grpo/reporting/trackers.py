@@ -110,8 +110,10 @@ class Tracking:
             name = re.sub(r"[^A-Za-z0-9._-]", "-", str(self.arguments.run_name))[:100]  # W&B refuses others
             for kind, paths in {"report": [folder / PAGE], "questions": questions}.items():
                 artifact = wandb.Artifact(f"{name}-{kind}", type=kind)
-                for path in paths:
-                    artifact.add_file(str(path))
+                names = Counter(path.name for path in paths)
+                for i, path in enumerate(paths):
+                    own = path.name if names[path.name] == 1 else f"{i}-{path.name}"
+                    artifact.add_file(str(path), name=own)
                 wandb.log_artifact(artifact)
             artifact = wandb.Artifact(f"{name}-model", type="model")
             artifact.add_reference(merged.resolve().as_uri(), checksum=False)
