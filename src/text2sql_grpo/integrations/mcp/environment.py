@@ -140,7 +140,8 @@ def _check_protocol(by_name: dict[str, MappedTool], protocol: Protocol) -> None:
             "the MCP server has a tool submit_sql, a name that this package adds: give it another in"
             " environment.mcp.tools"
         )
-    if protocol == "tags" and not ("run_sql" in by_name and takes_a_query(by_name["run_sql"].parameters)):
+    run_sql = by_name.get("run_sql")
+    if protocol == "tags" and not (run_sql and takes_a_query(run_sql.schema["function"]["parameters"])):
         raise ConfigError(
             "the tags protocol needs a tool run_sql(sql) of the MCP server, got the tools "
             f"{', '.join(by_name)}: map one in environment.mcp.tools, such as [run_sql: read_query(query)], "

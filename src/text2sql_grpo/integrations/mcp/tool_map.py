@@ -32,11 +32,6 @@ class MappedTool:
     def name(self) -> str:
         return str(self.schema["function"]["name"])
 
-    @property
-    def parameters(self) -> dict[str, Any]:
-        """JSON schema of the arguments."""
-        return dict(self.schema["function"]["parameters"])
-
     def server_arguments(self, arguments: dict[str, Any]) -> dict[str, Any]:
         """Arguments of a call by the server's names."""
         return {self.arguments.get(name, name): value for name, value in arguments.items()}
