@@ -10,6 +10,7 @@ from safetensors.numpy import save_file
 
 from text2sql_grpo.errors import HubError
 from text2sql_grpo.publishing.secrets import check_no_secrets
+from text2sql_grpo.reporting.report_page import episodes_report, write_page
 
 TOKEN = "hf_" + "Ab3" * 12
 
@@ -49,6 +50,18 @@ def test_known_forms_are_found(tmp_path: Path, text: str, is_json: bool) -> None
     with pytest.raises(HubError, match=r"nothing was sent .*config\.yaml, line 3") as refused:
         check(tmp_path, f"a\nb\n{line}\n")
     assert text not in str(refused.value)
+
+
+@pytest.mark.parametrize("is_secret", [False, True])
+def test_the_compressed_data_of_a_page_is_searched(tmp_path: Path, is_secret: bool) -> None:
+    text = f"<answer>SELECT '{TOKEN if is_secret else 7}'</answer>"
+    row = dict.fromkeys(("example", "database", "family", "difficulty", "question", "gold_sql"), "x")
+    row |= {"messages": [{"role": "assistant", "content": text}], "final_sql": None, "reward": 1.0}
+    write_page(tmp_path / "report.html", episodes_report("run", [row]))
+    if not is_secret:
+        return check_no_secrets(tmp_path, ["report.html"])
+    with pytest.raises(HubError, match=r"report\.html, line \d+.*\n  report\.html:\d+:huggingface"):
+        check_no_secrets(tmp_path, ["report.html"])
 
 
 @pytest.mark.parametrize("variable", ["HF_TOKEN", "WANDB_API_KEY", "HF_KEY", "DB_PASSWORD", "ALERTS_WEBHOOK"])
