@@ -255,7 +255,7 @@ def test_generated_columns_of_another_database_are_computed(tmp_path: Path) -> N
 @pytest.mark.parametrize("name", ["known", "donor", "target", "a.b"])
 def test_a_duckdb_file_of_any_name_gets_tables_of_another(tmp_path: Path, name: str) -> None:
     duckdb = pytest.importorskip("duckdb", reason="needs the extra duckdb")
-    duckdb_file(tmp_path / "shop.duckdb", DUCKDB_SHOP)
+    duckdb_file(tmp_path / "shop.duckdb", "CREATE TABLE item (code VARCHAR, host AS (upper(code)))")
     duckdb_file(tmp_path / f"{name}_own.duckdb", "CREATE TABLE own (id INTEGER)")
     target = tmp_path / f"{name}.duckdb"
 
@@ -265,7 +265,9 @@ def test_a_duckdb_file_of_any_name_gets_tables_of_another(tmp_path: Path, name: 
 
     with duckdb.connect(str(target)) as connection:
         tables = connection.execute("SELECT table_name FROM duckdb_tables() ORDER BY 1").fetchall()
+        columns = connection.execute("SELECT column_name FROM duckdb_columns() WHERE NOT internal").fetchall()
     assert tables == [("item",), ("own",)]
+    assert {name for (name,) in columns} == {"code", "id"}
 
 
 def test_a_file_with_signs_of_a_uri_in_its_name_is_copied(tmp_path: Path) -> None:

@@ -307,12 +307,19 @@ class DuckDBCopies:
             )
             for name in _distractors(others, own, random):
                 quoted = quote_name(name, "duckdb")
-                rows = f"SELECT * FROM donor.{quoted} LIMIT {MAX_DISTRACTOR_ROWS}"
+                plain = connection.execute(_PLAIN_COLUMNS, [name]).fetchall()
+                columns = ", ".join(quote_name(row[0], "duckdb") for row in plain)
+                rows = f"SELECT {columns} FROM donor.{quoted} LIMIT {MAX_DISTRACTOR_ROWS}"
                 connection.execute(f"CREATE TABLE target.{quoted} AS {rows}")
 
 
 _COLUMNS = "SELECT schema_name, table_name, column_name FROM duckdb_columns() WHERE NOT internal"
 _TABLES = "SELECT table_name FROM duckdb_tables() WHERE database_name = ? AND schema_name = 'main'"
+# A generated column may be made of a hidden one; its copy would be a visible column.
+_PLAIN_COLUMNS = (
+    "SELECT column_name FROM duckdb_columns() WHERE database_name = 'donor' AND schema_name = 'main' "
+    "AND table_name = ? AND NOT is_generated ORDER BY column_index"
+)
 Copies = SQLiteCopies | DuckDBCopies
 _COPIES: Mapping[Kind, Copies] = {"sqlite": SQLiteCopies(), "duckdb": DuckDBCopies()}
 
