@@ -9,11 +9,9 @@ from text2sql_grpo.commands import options
 from text2sql_grpo.commands.options import Count, Temperature
 from text2sql_grpo.config import Config, load_config
 from text2sql_grpo.errors import ConfigError
+from text2sql_grpo.evaluation import Board, Perturbation
 from text2sql_grpo.files import sha256, write_json
 from text2sql_grpo.run_folder import CONFIG, config_around, find_config
-
-Board = Literal["bird", "spider", "spider2", "livesql"]
-Perturbation = Literal["order", "rename", "distractors", "typos", "phrasing", "no_schema"]
 
 # Fields that change answers or verdicts; of a section without names all.
 _DECISIVE = {"data": ("databases", "test", "quarantine"), "environment": (), "grading": ()}

@@ -3,15 +3,13 @@
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
 
 from text2sql_grpo.errors import ConfigError
+from text2sql_grpo.evaluation import Board
 from text2sql_grpo.files import write_json, write_jsonl, write_text
 from text2sql_grpo.grading.strict import has_top_level_order
 from text2sql_grpo.rewards import Answer
 from text2sql_grpo.sql.query import without_comments
-
-Board = Literal["bird", "spider", "spider2", "livesql"]
 
 NO_ANSWER = "SELECT 'no answer'"  # the evaluators of Spider and BIRD need a statement for each question
 

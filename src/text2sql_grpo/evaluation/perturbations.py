@@ -12,7 +12,6 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
-from typing import Literal
 
 import sqlglot
 from sqlglot import exp
@@ -21,14 +20,13 @@ from sqlglot.errors import SqlglotError
 from text2sql_grpo.data.databases import Databases
 from text2sql_grpo.data.example import Example
 from text2sql_grpo.errors import DataError
+from text2sql_grpo.evaluation import Perturbation
 from text2sql_grpo.evaluation.bench import Bench, Environment
 from text2sql_grpo.grading import compare_strict
 from text2sql_grpo.sql.address import Kind, parse_address
 from text2sql_grpo.sql.names import quote_name
 from text2sql_grpo.sql.query import literals, read_query, write_query
 from text2sql_grpo.sql.schema import Schema
-
-Perturbation = Literal["order", "rename", "distractors", "typos", "phrasing", "no_schema"]
 
 SHORTEST_WITH_TYPO = 5  # letters of a word
 N_DISTRACTORS = 3  # tables of another database, added to each
@@ -218,11 +216,7 @@ class SQLiteCopies:
     suffix = ".sqlite"
 
     def renamed(self, source: Path, target: Path, hidden: Collection[str] = ()) -> Mapping[str, str]:
-        """Copy with shorter names of columns; returns the new name by each old one, in lower case.
-
-        Args:
-            hidden: Columns that are hidden by their names, which they keep, in lower case.
-        """
+        """Copy with shorter names of columns but `hidden` ones; returns the new name by each old one."""
         with self._copied(source, target) as connection:
             columns = {
                 table: [row[1] for row in connection.execute(f"PRAGMA table_info({quote_name(table)})")]

@@ -68,7 +68,6 @@ def replay(
 
 
 def _read_episode(record: Record, environment: Environment, golds: Mapping[str, Example]) -> Episode:
-    """Episode of a record, with its exploratory queries run again."""
     try:
         example = golds.get(record["example"]) or Example(
             record["example"],

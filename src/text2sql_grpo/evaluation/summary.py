@@ -102,7 +102,6 @@ def _both(answers: Sequence[Answer]) -> dict[str, Any]:
 
 
 def _published(answers: Sequence[Answer]) -> dict[str, float]:
-    """Means of the published metrics, in [0, 1]."""
     names = [field.name for field in fields(PublishedVerdicts)]
     return {name: round(_mean(answer.published.get(name, 0.0) for answer in answers), 4) for name in names}
 

@@ -122,7 +122,6 @@ class SQLTools:
         return "Submitted" if session.episode.stop_reason == "submitted" else _OVER
 
     def _judged(self) -> Answer:
-        """Judge the episode, once."""
         episode = self._started().episode
         if self._failure is not None:
             raise RunError(f"internal error in a SQL tool (question {episode.example.id})") from self._failure

@@ -303,7 +303,6 @@ def _asked(row: Record) -> Record:
 
 
 def _answer(row: Record) -> Record:
-    """One episode: its turns, verdict and scores."""
     names = ("strict", "official", "reason", "gap", "flags", "reward", "scores", "is_masked", "stop_reason")
     outcomes = [action.get("outcome") for action in row.get("actions", ())]
     return {name: row.get(name) for name in names} | {
