@@ -197,6 +197,7 @@ def test_a_used_folder_is_refused_and_a_resumed_one_repeats_no_line(model: str) 
             trainer().train()
         shutil.rmtree("run/checkpoint-2")
         trainer().train(resume_from_checkpoint=True)
+        assert trainer().train(resume_from_checkpoint=True).global_step == 2  # no step was left
         with pytest.raises(t2s.ConfigError, match="no checkpoint"):
             trainer().train(resume_from_checkpoint=model)
     lines = [json.loads(line) for line in Path("run/rollouts.jsonl").read_text().splitlines()]

@@ -13,7 +13,6 @@ from rich.text import Text
 from transformers import Trainer
 from transformers.integrations import unset_hf_deepspeed_config
 
-from text2sql_grpo import trl_compat
 from text2sql_grpo.config import Config, SFTSettings
 from text2sql_grpo.data.databases import cache_folder
 from text2sql_grpo.data.example import Example
@@ -315,9 +314,7 @@ def train_on(trainer: Trainer, checkpoint: Path | None, *, needs_less: str) -> N
 
     `needs_less` is the advice if the memory does not suffice.
     """
-    if checkpoint is not None and checkpoints.is_finished(checkpoint, trainer.args.max_steps):
-        trl_compat.load_weights(trainer, checkpoint)
-        checkpoints.remove_left_over(checkpoint, trainer.args)
+    if checkpoint is not None and checkpoints.load_finished(trainer, checkpoint):
         return
     try:
         with ranks.collective_errors():

@@ -131,8 +131,7 @@ def keep_best(keep: str, trainer: Trainer, folder: Path, console: Console) -> in
     Step 0, the weights before training, is selected if no later step was as good. A warning is printed, also
     where the last step is kept though it is worse.
     """
-    # The state counts 0 if the run resumed from a checkpoint that had done all steps.
-    last = int(trainer.state.global_step or trainer.args.max_steps)
+    last = int(trainer.state.global_step)
     best = best_checkpoint(folder) if keep == "best" else None
     step = last if best is None else checkpoint_step(best)
     known = {record["step"]: record["accuracy"]["accuracy"] for record in read_schedule(folder)}

@@ -20,7 +20,7 @@ from text2sql_grpo.models.loaded_policy import load_policy, name_base, resolved
 from text2sql_grpo.models.sources import model_folder
 from text2sql_grpo.publishing.merging import merge_adapter
 from text2sql_grpo.reliability import ranks
-from text2sql_grpo.reliability.checkpoints import find_whole, steps_done
+from text2sql_grpo.reliability.checkpoints import find_whole, load_finished, steps_done
 from text2sql_grpo.reliability.signals import StopOnInterrupt
 from text2sql_grpo.rewards import reward_mix
 from text2sql_grpo.run_folder import ROLLOUTS, SCHEDULE, RunLog
@@ -159,6 +159,8 @@ class SQLGRPOTrainer(RolloutGRPOTrainer):
             checkpoint = find_whole(folder, resume_from_checkpoint)
             if checkpoint.resolve().parent == folder.resolve() and ranks.is_main():
                 RunLog(folder).cut_back(steps_done(checkpoint))
+            if load_finished(self, checkpoint):
+                return TrainOutput(self.state.global_step, 0.0, {})
         elif any((folder / name).exists() for name in (ROLLOUTS, SCHEDULE)):
             raise ArgumentError(
                 f"output_dir holds another training: {folder}; choose an unused folder, or resume with "
@@ -171,7 +173,7 @@ class SQLGRPOTrainer(RolloutGRPOTrainer):
                 result = super().train(str(checkpoint) if checkpoint else None, **options)
         finally:
             self.remove_callback(stopper)
-        if stopper.is_stopping:
+        if ranks.any_rank(stopper.is_stopping):
             raise KeyboardInterrupt
         return result
 
