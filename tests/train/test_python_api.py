@@ -25,6 +25,7 @@ import text2sql_grpo as t2s
 from tests.scripted_policy import SHOP
 from tests.tiny_model import write_model
 from tests.tiny_run import QUESTIONS, write_config
+from text2sql_grpo.errors import RewardError
 
 ROWS = [{"question": row["question"], "query": row["gold_sql"]} for row in QUESTIONS]
 
@@ -204,6 +205,32 @@ def test_a_used_folder_is_refused_and_a_resumed_one_repeats_no_line(model: str) 
     assert Counter(line["step"] for line in lines) == {0: 4, 1: 4}
     lines = Path("run/evaluation_schedule.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in lines] == [0, 2]
+
+
+def test_a_run_that_failed_resumes_with_the_questions_of_the_failed_step(model: str) -> None:
+    def trainer() -> t2s.SQLGRPOTrainer:
+        return t2s.SQLGRPOTrainer(model, env, train_dataset=ROWS, args=arguments(max_steps=4, save_steps=100))
+
+    def asked() -> list[str]:
+        return [json.loads(line)["example"] for line in Path("run/rollouts.jsonl").read_text().splitlines()]
+
+    with small() as env:
+        trainer().train()
+        expected = asked()
+        shutil.rmtree("run")
+        failing = trainer()
+        play = failing.play.play
+
+        def fail_at_last(*args: Any) -> Any:
+            if failing.state.global_step == 2:
+                raise RewardError("a reward failed")
+            return play(*args)
+
+        failing.play.play = fail_at_last  # type: ignore[method-assign]
+        with pytest.raises(RewardError, match="checkpoint-2 holds the steps before"):
+            failing.train()
+        trainer().train(resume_from_checkpoint=True)
+    assert asked() == expected
 
 
 def test_training_by_epochs_is_evaluated_at_its_ends(model: str) -> None:

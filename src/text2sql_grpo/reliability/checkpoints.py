@@ -164,11 +164,13 @@ class Checkpoints(TrainerCallback):
     Attributes:
         partial: Folder for transformers to save into while a checkpoint is written; None otherwise.
         best: Best checkpoint; None before the first one.
+        before_step: The trainer's `state_dict` at the beginning of the current step; empty before it.
     """
 
     def __init__(self, trainer: Trainer) -> None:
         self.partial: Path | None = None
         self.best: Best | None = None
+        self.before_step: dict[str, Any] = {}
         self._trainer, self._has_state = trainer, hasattr(trainer, "state_dict")
         self._last_step = 0
 

@@ -280,7 +280,8 @@ class RolloutGRPOTrainer(GRPOTrainer):
         if step == 0 or (is_distributed() and not is_saved):
             return "no checkpoint was saved"
         if not is_saved:
-            self._num_taken -= self._num_taken % self.args.gradient_accumulation_steps
+            if self._checkpoints.before_step:
+                self.load_state_dict(self._checkpoints.before_step)
             trl_compat.save_checkpoint(self)
         return f"checkpoint-{step} holds the steps before: resume from it (--resume auto)"
 
