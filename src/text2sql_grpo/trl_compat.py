@@ -30,6 +30,7 @@ from trl.models import unwrap_model_for_generation
 from trl.trainer import utils as trl_utils
 
 from text2sql_grpo.models.hardware import plain_adapter_inputs
+from text2sql_grpo.reliability.checkpoints import is_finished, remove_left_over, steps_done
 
 LogProbs = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]
 
@@ -169,9 +170,19 @@ def logit_tile_size(scored_tokens: int) -> int:
     return int(min(scored_tokens, _TRL_LOGIT_TILE) * trl_utils._CHUNKED_LOGPROB_CHUNK_SIZE)
 
 
-def load_weights(trainer: GRPOTrainer, checkpoint: Path) -> None:
+def load_weights(trainer: Trainer, checkpoint: Path) -> None:
     """Load the weights of a checkpoint, without the rest of its state."""
     trainer._load_from_checkpoint(str(checkpoint))
+
+
+def load_finished(trainer: Trainer, checkpoint: Path) -> bool:
+    """Load the weights and the step of a checkpoint without a step left; False for any other."""
+    if not is_finished(checkpoint, trainer.args.max_steps):
+        return False
+    load_weights(trainer, checkpoint)
+    trainer.state.global_step = steps_done(checkpoint)
+    remove_left_over(checkpoint, trainer.args)
+    return True
 
 
 def save_checkpoint(trainer: Trainer) -> None:

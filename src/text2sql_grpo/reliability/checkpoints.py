@@ -18,7 +18,6 @@ from torch.optim.lr_scheduler import LambdaLR
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainingArguments
 from trl import GRPOTrainer
 
-from text2sql_grpo import trl_compat
 from text2sql_grpo.errors import ConfigError, RunError
 from text2sql_grpo.files import PARTIAL, read_json, sha256, write_json
 from text2sql_grpo.run_folder import CONFIG
@@ -118,17 +117,7 @@ def best_checkpoint(folder: Path) -> Path | None:
     return folder / f"checkpoint-{best['step']}" if best else None
 
 
-def load_finished(trainer: Trainer, checkpoint: Path) -> bool:
-    """Load the weights and the step of a checkpoint that is finished; False for any other."""
-    if not is_finished(checkpoint, trainer.args.max_steps):
-        return False
-    trl_compat.load_weights(trainer, checkpoint)
-    trainer.state.global_step = steps_done(checkpoint)
-    _remove_left_over(checkpoint, trainer.args)
-    return True
-
-
-def _remove_left_over(checkpoint: Path, args: TrainingArguments) -> None:
+def remove_left_over(checkpoint: Path, args: TrainingArguments) -> None:
     """Remove old checkpoints that a process killed before it did so left beside the newest one.
 
     Does nothing for another checkpoint than the newest of the output folder.
@@ -232,7 +221,7 @@ class Checkpoints(TrainerCallback):
             if not (checkpoint / _REFERENCE).is_file():
                 raise RunError(f"the checkpoint lacks the moving reference: no {checkpoint / _REFERENCE}")
             load_model(trainer.accelerator.unwrap_model(trainer.ref_model), checkpoint / _REFERENCE)
-        _remove_left_over(checkpoint, trainer.args)
+        remove_left_over(checkpoint, trainer.args)
 
     def on_step_begin(self, *_: Any, **kwargs: Any) -> None:
         """Note the state of the trainer, for a checkpoint of the steps before a failure."""

@@ -13,6 +13,7 @@ from rich.text import Text
 from transformers import Trainer
 from transformers.integrations import unset_hf_deepspeed_config
 
+from text2sql_grpo import trl_compat
 from text2sql_grpo.config import Config, SFTSettings
 from text2sql_grpo.data.databases import cache_folder
 from text2sql_grpo.data.example import Example
@@ -314,7 +315,7 @@ def train_on(trainer: Trainer, checkpoint: Path | None, *, needs_less: str) -> N
 
     `needs_less` is the advice if the memory does not suffice.
     """
-    if checkpoint is not None and checkpoints.load_finished(trainer, checkpoint):
+    if checkpoint is not None and trl_compat.load_finished(trainer, checkpoint):
         return
     try:
         with ranks.collective_errors():

@@ -12,6 +12,7 @@ from rich.console import Console
 from transformers import BitsAndBytesConfig, PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
 from transformers.trainer_utils import TrainOutput
 
+from text2sql_grpo import trl_compat
 from text2sql_grpo.config import LoraSettings, LossesConfig, ModelConfig, RolloutConfig
 from text2sql_grpo.errors import ArgumentError, ConfigError, ModelError
 from text2sql_grpo.evaluation.bench import Environment
@@ -20,7 +21,7 @@ from text2sql_grpo.models.loaded_policy import load_policy, name_base, resolved
 from text2sql_grpo.models.sources import model_folder
 from text2sql_grpo.publishing.merging import merge_adapter
 from text2sql_grpo.reliability import ranks
-from text2sql_grpo.reliability.checkpoints import find_whole, load_finished, steps_done
+from text2sql_grpo.reliability.checkpoints import find_whole, steps_done
 from text2sql_grpo.reliability.signals import StopOnInterrupt
 from text2sql_grpo.rewards import reward_mix
 from text2sql_grpo.run_folder import ROLLOUTS, SCHEDULE, RunLog
@@ -159,7 +160,7 @@ class SQLGRPOTrainer(RolloutGRPOTrainer):
             checkpoint = find_whole(folder, resume_from_checkpoint)
             if checkpoint.resolve().parent == folder.resolve() and ranks.is_main():
                 RunLog(folder).cut_back(steps_done(checkpoint))
-            if load_finished(self, checkpoint):
+            if trl_compat.load_finished(self, checkpoint):
                 return TrainOutput(self.state.global_step, 0.0, {})
         elif any((folder / name).exists() for name in (ROLLOUTS, SCHEDULE)):
             raise ArgumentError(
