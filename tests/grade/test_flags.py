@@ -38,6 +38,7 @@ def test_a_query_that_reads_no_table_is_seen(sql: str, expected: bool) -> None:
         ("SELECT a FROM t WHERE id IN (17, 18) AND x > 2.50", (17.0, 2.5)),
         ("SELECT a FROM t LIMIT 17", ()),
         ("SELECT a FROM t WHERE id = 3", ()),  # in the question
+        ("SELECT a FROM t WHERE year > 1990 AND x = -4.5", ()),
         ("SELECT a FROM t WHERE town = 'rome'", ()),
         ("SELECT )(", ()),
         ("SELECT )( 'Ann' 17 LIMIT 2.5 -- 'O''Hara'", ("Ann", 17)),
@@ -46,6 +47,6 @@ def test_a_query_that_reads_no_table_is_seen(sql: str, expected: bool) -> None:
     ],
 )
 def test_literals_that_were_only_seen_in_rows_are_named(sql: str, expected: tuple[object, ...]) -> None:
-    rows = [*OBSERVED, ("rome", 1, 0)]
-    question = "Who has 3 cars in Rome?"
+    rows = [*OBSERVED, ("rome", 1, 0), ("Oslo", 1990, -4.5)]
+    question = "Who has 3 cars in Rome, since 1990, for $4.5?"
     assert literals_copied_from_observations(sql, question=question, observed=rows) == expected

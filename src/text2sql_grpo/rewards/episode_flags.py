@@ -3,6 +3,7 @@
 A query that sqlglot cannot parse is read by its tokens.
 """
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from sqlglot import exp
@@ -84,10 +85,10 @@ def literals_copied_from_observations(
     values = literals(sql, dialect) if tree is None else _literals_of(tree)
     cells = {cell for row in observed for cell in row if cell is not None}
     asked = question.casefold()
-    words = {value for value in map(number_value, asked.split()) if value is not None}
+    numbers = {number_value(word.rstrip(".")) for word in re.findall(r"[\w.]+", asked)}
     copied: dict[str | float, None] = {}
     for value in values:
-        is_asked = value.casefold() in asked if isinstance(value, str) else abs(value) in words
+        is_asked = value.casefold() in asked if isinstance(value, str) else abs(value) in numbers
         if value in cells and value not in _COMMON_NUMBERS and not is_asked:
             copied[value] = None
     return tuple(copied)
