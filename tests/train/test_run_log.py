@@ -4,9 +4,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
+from text2sql_grpo.config import Config, DataConfig, ModelConfig, RunConfig
 from text2sql_grpo.errors import RunError
-from text2sql_grpo.run_folder import METRICS, ROLLOUTS, RunLog, read_metrics
+from text2sql_grpo.files import write_json
+from text2sql_grpo.run.archive import prepare_folder
+from text2sql_grpo.run_folder import METRICS, ROLLOUTS, SCHEDULE, RunLog, read_metrics
 
 
 def lines(path: Path) -> list[Any]:
@@ -39,6 +43,23 @@ def test_metrics_are_read_back(tmp_path: Path) -> None:
         {"step": 1, "loss": 0.5},
         {"step": 2, "loss": None, "parts": {"kl": None, "n": 3}, "name": "a\u2028b"},
     ]
+
+
+def test_later_steps_are_archived_with_their_logs(tmp_path: Path) -> None:
+    log = RunLog(tmp_path)
+    for step in (1, 2):
+        (tmp_path / f"checkpoint-{step}").mkdir()
+        write_json(tmp_path / f"checkpoint-{step}" / "trainer_state.json", {"global_step": step})
+        log.write(METRICS, [{"step": step}])
+        log.write(SCHEDULE, [{"step": step}])
+    model, data = ModelConfig("m", dtype="float32"), DataConfig("databases", "train.jsonl")
+    config = Config(model, data, RunConfig(tmp_path))
+
+    prepare_folder(config, tmp_path / "checkpoint-1", Console(quiet=True))
+
+    for name in (METRICS, SCHEDULE):
+        assert lines(tmp_path / name) == [{"step": 1}]
+        assert lines(tmp_path / "earlier-1" / name) == [{"step": 1}, {"step": 2}]
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
