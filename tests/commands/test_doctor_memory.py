@@ -1,5 +1,6 @@
 """The memory estimate against what the trainer's own update allocates, and how it divides."""
 
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -177,6 +178,16 @@ def test_updates_of_mixtures_of_experts_are_traced(family: str, lora: LoraSettin
         trace_update(tiny(name).config, settings, TRACED, "cpu")[1] for name in ("llama", family)
     )
     assert 0.8 < mixture / dense < 1.5  # of like size, and each token passes two of four experts
+
+
+def test_a_model_that_shares_no_prompts_is_estimated_as_if_none_were_to_be_shared() -> None:
+    config = tiny("llama").config
+    config.attention_dropout = 0.1
+    settings = ModelConfig(path="m", dtype="float32")
+    shared, whole = (replace(TRACED, rows=8, shares_prompts=shares) for shares in (True, False))
+    assert (
+        trace_update(config, settings, shared, "cuda")[1] == trace_update(config, settings, whole, "cuda")[1]
+    )
 
 
 def test_a_model_that_cannot_be_traced_is_named_so() -> None:

@@ -235,31 +235,30 @@ def trace_update(
         ModelError: The adapter cannot be put on the model.
     """
     model, causal_lm = _meta_model(config, settings)
-    shares_prompts = update.shares_prompts and obstacle(causal_lm) is None
+    update = replace(update, shares_prompts=update.shares_prompts and obstacle(causal_lm) is None)
     try:
-        return causal_lm, _traced_bytes(model, causal_lm, update, device, shares_prompts=shares_prompts)
+        return causal_lm, _traced_bytes(model, causal_lm, update, device)
     except (RuntimeError, TypeError, ValueError, ModelError) as error:
-        if shares_prompts:  # its attention may be its own, which the config does not tell
+        if update.shares_prompts:  # its attention may be its own, which the config does not tell
             return trace_update(config, settings, replace(update, shares_prompts=False), device)
         reason = str(error).partition("\n")[0]
         raise UntraceableError(f"memory cannot be estimated for this model: {reason}") from error
 
 
-def _traced_bytes(
-    model: Any, causal_lm: PreTrainedModel, update: Update, device: str, *, shares_prompts: bool
-) -> int:
+def _traced_bytes(model: Any, causal_lm: PreTrainedModel, update: Update, device: str) -> int:
     if update.gradient_checkpointing:
         causal_lm.activation_checkpointing_enable()
         if model is not causal_lm:  # with an adapter
             causal_lm.enable_input_require_grads()
     scored = torch.zeros(1, update.rows * update.sampled_tokens, dtype=torch.long)
-    if shares_prompts:
+    is_packed = update.shares_prompts
+    if is_packed:
         attend_to_trees(causal_lm)
     vocabulary = causal_lm.config.get_text_config().vocab_size
     with (
         FakeTensorMode(allow_non_fake_inputs=True),
         trl_compat.traceable_experts(),
-        trl_compat.estimated_logit_tiles(vocabulary, is_packed=shares_prompts),
+        trl_compat.estimated_logit_tiles(vocabulary, is_packed=is_packed),
     ):
         model.to_empty(device="cpu")  # fake tensors in the place of those on `meta`
         causal_lm.tie_weights()
@@ -270,11 +269,11 @@ def _traced_bytes(
         with live:
             with (
                 torch.autocast("cpu", update.autocast) if update.autocast else nullcontext(),
-                keep_hidden_states(causal_lm.base_model, scored[0]) if shares_prompts else nullcontext(),
-                _tree_pass(update).running(causal_lm) if shares_prompts else _plain_inputs(update) as inputs,
+                keep_hidden_states(causal_lm.base_model, scored[0]) if is_packed else nullcontext(),
+                _tree_pass(update).running(causal_lm) if is_packed else _plain_inputs(update) as inputs,
             ):
                 if device == "cpu":
-                    labels = {"shift_labels": scored} if shares_prompts else {"labels": inputs["input_ids"]}
+                    labels = {"shift_labels": scored} if is_packed else {"labels": inputs["input_ids"]}
                     output = model(**inputs, **labels, fused_lm_head=True).log_probs
                 else:
                     output = causal_lm.base_model(**inputs, use_cache=False).last_hidden_state
