@@ -310,9 +310,11 @@ def test_every_accelerate_config_is_read_by_accelerate_and_by_us(tmp_path: Path)
         "deepspeed_zero2": Sharding(8, 2),
         "deepspeed_zero3": Sharding(2, 3, offloads_states=True),
     }
-    (tmp_path / "other.yaml").write_text("a: 1")
-    with pytest.raises(ConfigError, match=r"not a config of accelerate: .*other\.yaml"):
-        read_launch(tmp_path / "other.yaml")
+    launch = "num_processes: 2\ndistributed_type: DEEPSPEED\ndeepspeed_config: "
+    for text in ("a: 1", f"{launch}ds.json", f"{launch}{{zero_stage: auto}}"):
+        (tmp_path / "other.yaml").write_text(text)
+        with pytest.raises(ConfigError, match=r"not a config of accelerate: .*other\.yaml"):
+            read_launch(tmp_path / "other.yaml")
 
 
 @pytest.mark.thorough

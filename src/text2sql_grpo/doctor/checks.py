@@ -66,17 +66,16 @@ def read_launch(file: Path | None) -> Sharding:
     try:
         tree = parse_yaml(file.read_text(encoding="utf-8"))
         processes = int(tree["num_processes"])
-        kind = tree["distributed_type"]
-    except (OSError, KeyError, TypeError, ValueError) as error:
+        deepspeed = tree.get("deepspeed_config") or {}
+        stage = int(deepspeed.get("zero_stage", 3 if tree["distributed_type"] == "FSDP" else 0))
+        return Sharding(
+            processes,
+            stage,
+            offloads_states=deepspeed.get("offload_optimizer_device", "none") != "none",
+            offloads_weights=deepspeed.get("offload_param_device", "none") != "none",
+        )
+    except (OSError, AttributeError, KeyError, TypeError, ValueError) as error:
         raise ConfigError(f"not a config of accelerate: {error!r} ({file})") from error
-    deepspeed = tree.get("deepspeed_config") or {}
-    stage = int(deepspeed.get("zero_stage", 3 if kind == "FSDP" else 0))
-    return Sharding(
-        processes,
-        stage,
-        offloads_states=deepspeed.get("offload_optimizer_device", "none") != "none",
-        offloads_weights=deepspeed.get("offload_param_device", "none") != "none",
-    )
 
 
 def versions() -> Finding:
