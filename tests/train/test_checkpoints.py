@@ -133,6 +133,19 @@ def test_a_file_that_cannot_be_read_back_makes_no_checkpoint(
     assert {path.name for path in folder.iterdir()} == names
 
 
+def test_values_of_two_metrics_are_not_compared(
+    trained: SQLGRPOTrainer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    row = {"step": 6, "other": 0.1}
+    monkeypatch.setattr(trained.args, "output_dir", str(tmp_path))
+    monkeypatch.setattr(trained.args, "metric_for_best_model", "other")
+    monkeypatch.setattr(trained.state, "global_step", 6)
+    monkeypatch.setattr(trained.state, "log_history", [*trained.state.log_history, row])
+    trl_compat.save_checkpoint(trained)
+    manifest = json.loads((tmp_path / "checkpoint-6" / "manifest.json").read_text())
+    assert manifest["best"] == {"metric": "other", "value": 0.1, "step": 6}
+
+
 @pytest.fixture
 def checkpoint(trained: SQLGRPOTrainer, tmp_path: Path) -> Path:
     """A whole checkpoint of step 5."""

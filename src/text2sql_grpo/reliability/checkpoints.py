@@ -251,7 +251,8 @@ class Checkpoints(TrainerCallback):
             return
         value, sign = sum(values) / len(values), -1 if args.greater_is_better is False else 1
         # Of equal steps the first one is the best, but a trained one rather than step 0.
-        if self.best is None or (sign * value, self.best.step == 0) > (sign * self.best.value, False):
+        best = self.best if self.best and self.best.metric == metric else None
+        if best is None or (sign * value, best.step == 0) > (sign * best.value, False):
             self.best = Best(metric, value, state.global_step)
 
 
