@@ -12,6 +12,7 @@ import pytest
 from rich.console import Console
 
 from tests.postgres_server import PostgresServer
+from tests.processes import ended, fork, needs_fork, printed
 from tests.scripted_policy import SHOP
 from tests.tiny_run import json_lines, write_config
 from text2sql_grpo.commands import main
@@ -99,6 +100,23 @@ def on_a_server(tmp_path: Path, postgres_server: PostgresServer) -> Iterator[Pat
 def trained_at(folder: Path) -> int:
     """Time at which the stage's log was written, in nanoseconds."""
     return (folder / "metrics.jsonl").stat().st_mtime_ns
+
+
+@pytest.mark.thorough
+@needs_fork
+def test_two_runs_at_once_train_a_stage_once(tmp_path: Path) -> None:
+    config = load_config(write_config(tmp_path), ["--sft.max_steps", "8", "--sft.save_steps", "1"])
+
+    def start() -> int:
+        with Bench.open(config) as bench:
+            started_policy(bench, run_arguments(config), Console())
+        return 0
+
+    runs = [tmp_path / "one", tmp_path / "other"]
+    assert ended([fork(run, start) for run in runs]) == [0, 0], "".join(map(printed, runs))
+    assert sum("Waiting for another run" in printed(run) for run in runs) == 1
+    (folder,) = Path("cache/sft").iterdir()
+    assert [row["step"] for row in json_lines(folder / "metrics.jsonl")] == list(range(1, 9))
 
 
 @pytest.mark.thorough

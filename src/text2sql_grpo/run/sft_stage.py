@@ -2,11 +2,13 @@
 
 import shlex
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
+from filelock import FileLock, Timeout
 from peft import PeftModel
 from rich.console import Console
 from rich.text import Text
@@ -117,12 +119,13 @@ def started_policy(
         return base_policy(config)
     folder = folder or stage_folder(bench, arguments)
     is_same_data = is_resumed or not _servers(bench)
-    if not ranks.any_rank(is_same_data and folder.exists()):
-        if config.sft.adapter is not None:
-            _copy_adapter(config, config.sft.adapter, folder)
-        else:
-            _run_stage(bench, folder, arguments, console)
-        ranks.barrier()
+    with _lock(folder, console):
+        if not ranks.any_rank(is_same_data and folder.exists()):
+            if config.sft.adapter is not None:
+                _copy_adapter(config, config.sft.adapter, folder)
+            else:
+                _run_stage(bench, folder, arguments, console)
+            ranks.barrier()
     console.print(f"SFT: {folder}", soft_wrap=True)
     if config.model.lora is None:
         trained = replace(config.model, path=str(folder / "model"), revision=None)
@@ -130,6 +133,26 @@ def started_policy(
     base = base_policy(config)
     model = PeftModel.from_pretrained(base.model, folder / "adapter", is_trainable=True)
     return LoadedPolicy(model, base.tokenizer, base.folder)
+
+
+@contextmanager
+def _lock(folder: Path, console: Console) -> Iterator[None]:
+    """Let one run at a time train a stage, by a lock of its rank 0."""
+    if not ranks.is_main():
+        yield
+        return
+    place = cache_folder("locks")
+    place.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(place / f"{folder.name}.lock")
+    try:
+        lock.acquire(blocking=False)
+    except Timeout:
+        console.print("Waiting for another run that trains this SFT stage ...")
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def stage_trainer(
