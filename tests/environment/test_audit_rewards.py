@@ -117,6 +117,13 @@ def test_mutants_of_own_questions(tmp_path: Path, executor: SQLExecutor, grader:
     assert all(answer.is_official == answer.is_accepted for answer in official)
 
 
+@pytest.mark.parametrize("end", ["", ";", " -- all of them", "; -- all;\n", " /* all */ ;"])
+def test_rewrites_run_whatever_ends_the_gold(end: str) -> None:
+    with closing(sqlite3.connect(":memory:")) as connection:
+        for _, sql in rewrites(f"SELECT 3 AS a WHERE 2 < 3{end}"):
+            assert connection.execute(sql).fetchall() == [(3,)]
+
+
 @pytest.mark.thorough
 def test_mutants_on_another_engine(tmp_path: Path, executor: SQLExecutor, grader: Grader) -> None:
     make_shop(tmp_path / "shop.sqlite")

@@ -31,7 +31,7 @@ from text2sql_grpo.rewards import Judge, RewardMix
 from text2sql_grpo.sql.address import Database, parse_address
 from text2sql_grpo.sql.executor import SQLExecutor
 from text2sql_grpo.sql.outcome import ExecutionOutcome, Row
-from text2sql_grpo.sql.query import read_query
+from text2sql_grpo.sql.query import read_query, without_comments
 
 Kind = Literal["probe", "mutant", "hard-coded", "rewrite"]
 
@@ -260,7 +260,7 @@ def rewrites(gold_sql: str, dialect: str = "sqlite") -> Iterator[tuple[str, str]
     >>> dict(rewrites("SELECT a FROM t WHERE b = 3"))["sides swapped"]
     'SELECT a FROM t WHERE 3 = b'
     """
-    plain = gold_sql.rstrip().rstrip(";")
+    plain = without_comments(gold_sql, dialect).rstrip("; \n")
     yield "comments", f"/* the answer */ {plain} -- done"
     tree = read_query(gold_sql, dialect).tree
     if not isinstance(tree, exp.Query):
