@@ -42,37 +42,32 @@ class Teach(Part, ABC):
 class Golds(Teach):
     """Cross-entropy on the gold's demonstration of groups without a right rollout.
 
-    HPT (arXiv:2509.04419) and ReLIFT (arXiv:2506.07527): what is never sampled cannot be reinforced.
-
-    Args:
-        weight: Weight of a demonstration's token.
-        share: Largest share of a batch's groups with a demonstration; the first ones of the batch.
+    HPT (arXiv:2509.04419) and ReLIFT (arXiv:2506.07527): what is never sampled cannot be reinforced. Of more
+    groups than `settings.gold_share` allows, the first ones of the batch have one.
     """
 
     def __init__(
-        self, examples: Sequence[Example], environment: SQLEnvironment, *, weight: float, share: float
+        self, settings: LossesConfig, examples: Sequence[Example], environment: SQLEnvironment
     ) -> None:
-        self._examples, self._environment = examples, environment
-        self._weight, self._share = weight, share
+        self._settings, self._examples, self._environment = settings, examples, environment
 
     def taught(self, batch: Batch, trainer: "RolloutGRPOTrainer") -> Batch:
         groups, own = batch.groups(), range(len(batch.judged))[batch.own]
         wrong = [place for place, group in groups.items() if is_wrong(group)]
-        taken = wrong[: math.floor(self._share * len(groups))]
+        taken = wrong[: math.floor(self._settings.gold_share * len(groups))]
         self.figures = {
             "losses/wrong_groups": len(wrong) / len(groups),
             "losses/gold_rows": len(taken) / len(groups),
         }
-        first_of: dict[int, int] = {}
-        for row, one in enumerate(batch.judged):
-            first_of.setdefault(one.place, row)
-        chosen = [groups[place][0].question for place in taken if first_of[place] in own]
-        chat = trainer.rollouts.chat
-        rows = []
-        for question in chosen:
-            example = self._examples[question]
-            episode = scripted_episode(example, example.look_sql, example.gold_sql, self._environment, chat)
-            rows.append(beside(episode, question, self._weight))
+        chat, rows = trainer.rollouts.chat, []
+        for place in taken:
+            if place * trainer.num_generations in own:  # the rank of a group's first row
+                question = groups[place][0].question
+                example = self._examples[question]
+                episode = scripted_episode(
+                    example, example.look_sql, example.gold_sql, self._environment, chat
+                )
+                rows.append(beside(episode, question, self._settings.gold))
         return batch.with_beside(rows)
 
 
@@ -88,23 +83,18 @@ class Kept(Teach):
     Before the first step one rollout is sampled of evenly spaced training questions, and the right ones are
     kept. Each batch then has some of them next to its groups, in turn, those on its databases first: they
     share the schema's tokens with it.
-
-    Args:
-        databases: Database of each training question.
-        weight: Weight of a token.
-        share: Rows added to a batch, as a share of its rows.
     """
 
-    def __init__(self, databases: Sequence[str], *, sampled: int, weight: float, share: float) -> None:
-        self._databases = databases
-        self._questions = evenly_spaced(range(len(databases)), sampled)
-        self._weight, self._share = weight, share
+    def __init__(self, settings: LossesConfig, examples: Sequence[Example]) -> None:
+        self._settings = settings
+        self._databases = [example.database for example in examples]
+        self._questions = evenly_spaced(range(len(examples)), settings.kept_questions)
         self._rows: list[dict[str, Any]] | None = None  # the next one first
 
     def taught(self, batch: Batch, trainer: "RolloutGRPOTrainer") -> Batch:
         if self._rows is None:
             self._rows = self._right(trainer)
-        count = round(self._share * len(batch.judged) / world_size()) if self._rows else 0
+        count = round(self._settings.kept_share * len(batch.judged) / world_size()) if self._rows else 0
         here = {self._databases[one.question] for one in batch.judged}
         by_place = sorted(self._rows, key=lambda row: self._databases[row["question"]] not in here)
         rows = list(islice(cycle(by_place), count * world_size()))
@@ -113,7 +103,7 @@ class Kept(Teach):
         self.figures = {"losses/kept_rows": len(rows) / len(batch.judged)}
         chosen = rows[rank() * count :][:count]
         return batch.with_beside(
-            [beside(Rollout(**row["rollout"]), row["question"], self._weight) for row in chosen]
+            [beside(Rollout(**row["rollout"]), row["question"], self._settings.kept) for row in chosen]
         )
 
     def _right(self, trainer: "RolloutGRPOTrainer") -> list[dict[str, Any]]:
@@ -145,19 +135,8 @@ def open_losses(
     settings: LossesConfig, examples: Sequence[Example], environment: SQLEnvironment
 ) -> list[Teach]:
     """Make the losses of a config."""
-    parts: list[Teach] = []
-    if settings.gold:
-        parts.append(Golds(examples, environment, weight=settings.gold, share=settings.gold_share))
-    if settings.kept:
-        parts.append(
-            Kept(
-                [example.database for example in examples],
-                sampled=settings.kept_questions,
-                weight=settings.kept,
-                share=settings.kept_share,
-            )
-        )
-    return parts
+    parts: list[Teach] = [Golds(settings, examples, environment)] if settings.gold else []
+    return [*parts, Kept(settings, examples)] if settings.kept else parts
 
 
 def joined(batch: Batch, inputs: Inputs, *, pad_token_id: int) -> dict[str, torch.Tensor]:
