@@ -619,7 +619,7 @@ def _update(tree: dict[str, Any]) -> None:
 
 def dump_config(config: Config) -> str:
     """The resolved config as YAML that `load_config` reads back to an equal config."""
-    return yaml.dump(json.loads(adapter(Config).dump_json(config)), Dumper=_Dumper, sort_keys=False)
+    return yaml.dump(adapter(Config).dump_python(config, mode="json"), Dumper=_Dumper, sort_keys=False)
 
 
 _RENAMED = {"grading.neighbours": "test_databases", "grading.neighbour_url": "server_url"}

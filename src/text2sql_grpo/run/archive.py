@@ -12,9 +12,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import yaml
 from rich.console import Console
 
+from text2sql_grpo.checked import adapter
 from text2sql_grpo.config import Config, dump_config, load_config
 from text2sql_grpo.errors import ConfigError, RunError
 from text2sql_grpo.files import PARTIAL, write_text
@@ -123,7 +123,7 @@ def changes(saved: Path, config: Config) -> dict[str, tuple[Any, Any]]:
 
 def _plain(config: Config) -> dict[str, Any]:
     """Plain values of a config, with the defaults of `grpo` and the sizes of its batches."""
-    plain: dict[str, Any] = yaml.safe_load(dump_config(config))
+    plain: dict[str, Any] = adapter(Config).dump_python(config, mode="json")
     grpo = {f.name: f.default for f in dataclasses.fields(SQLGRPOConfig)} | plain["grpo"]
     size, steps = grpo["per_device_train_batch_size"], grpo["gradient_accumulation_steps"]
     per_generation = grpo["generation_batch_size"] or size * (grpo["steps_per_generation"] or steps)

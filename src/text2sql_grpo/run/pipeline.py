@@ -7,12 +7,12 @@ from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
 
-import yaml
 from peft import PeftModel
 from rich.console import Console
 from transformers.trainer_callback import PrinterCallback, ProgressCallback, TrainerCallback
 
-from text2sql_grpo.config import Config, ModelConfig, dump_config
+from text2sql_grpo.checked import adapter
+from text2sql_grpo.config import Config, ModelConfig
 from text2sql_grpo.data.example import Example
 from text2sql_grpo.errors import ConfigError, OutOfMemoryError, RunError, needs_extra
 from text2sql_grpo.evaluation.bench import Bench
@@ -138,7 +138,7 @@ def _train(config: Config, console: Console, resume: str | None) -> RunResult:
     if stage is not None and ranks.is_main():
         shutil.copytree(stage, run.folder / "sft", ignore=_WEIGHTS, dirs_exist_ok=True)
     try:
-        plain = yaml.safe_load(dump_config(config))
+        plain = adapter(Config).dump_python(config, mode="json")
         with bench, run.keeping_warnings(), tracking(names, arguments, plain) as tracked:
             return _improve(run, arguments, policy, questions, select, checkpoint, tracked)
     except KeyboardInterrupt:
