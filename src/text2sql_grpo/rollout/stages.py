@@ -8,18 +8,17 @@ from contextlib import contextmanager
 class Stages:
     """Seconds of each stage; each moment since `restart` is counted once.
 
-    A stage inside another one interrupts it; `rest` is the stage outside all others. On a GPU, work is
+    A stage inside another one interrupts it; `update` is the stage outside all others. On a GPU, work is
     counted where the host waits for it.
     """
 
-    def __init__(self, rest: str = "rest") -> None:
-        self._rest = rest
+    def __init__(self) -> None:
         self.restart()
 
     def restart(self) -> None:
         """Begin anew, outside all stages."""
         self._seconds: dict[str, float] = {}
-        self._shares = {self._rest: 1.0}
+        self._shares = {"update": 1.0}
         self._since = time.perf_counter()
 
     def seconds(self) -> dict[str, float]:

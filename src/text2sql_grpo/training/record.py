@@ -46,15 +46,13 @@ class Rewards(Record):
 
     def record(self, batch: Batch, inputs: Mapping[str, torch.Tensor], step: int) -> None:
         groups = [[one.reward for one in group] for group in batch.groups().values()]
-        columns = {"reward": [one.reward for one in batch.judged if one.reward is not None]}
+        rewards = [one.reward for one in batch.judged if one.reward is not None]
+        columns = {("reward", "reward_std"): rewards}
         for scores in (one.scores for one in batch.judged if one.scores is not None):
             for name, score in scores.items():
-                columns.setdefault(f"rewards/{name}", []).append(score)
+                columns.setdefault((f"rewards/{name}/mean", f"rewards/{name}/std"), []).append(score)
         metrics: dict[str, float] = {}
-        for name, values in columns.items():
-            mean, deviation = (
-                ("reward", "reward_std") if name == "reward" else (f"{name}/mean", f"{name}/std")
-            )
+        for (mean, deviation), values in columns.items():
             metrics[mean] = statistics.fmean(values) if values else math.nan
             metrics[deviation] = statistics.stdev(values) if len(values) > 1 else math.nan
         metrics["frac_reward_zero_std"] = statistics.fmean(map(has_zero_variance, groups))
@@ -156,7 +154,7 @@ class StepTimes(TrainerCallback):
 
     def __init__(self, log: Callable[[dict[str, float]], None]) -> None:
         self._log = log
-        self.stages = Stages(rest="update")
+        self.stages = Stages()
 
     def on_step_begin(self, *_: Any, **kwargs: Any) -> None:
         """Begin to measure."""
