@@ -138,10 +138,9 @@ class SFTData(Dataset[list[Demonstration]]):
         self._order = lru_cache(2)(self._draw_order)
 
     def __len__(self) -> int:
-        if self._settings.max_steps is not None:
-            return self._settings.max_steps * (self._settings.batch_size // self._batch_size)
-        wanted = math.ceil(self._settings.epochs * len(self._databases))
-        return math.ceil(wanted / self._settings.batch_size) * (self._settings.batch_size // self._batch_size)
+        whole = self._settings.batch_size  # of one optimiser step, on all ranks
+        drawn = math.ceil(self._settings.epochs * len(self._databases))
+        return (self._settings.max_steps or math.ceil(drawn / whole)) * (whole // self._batch_size)
 
     def __getitem__(self, batch: int) -> list[Demonstration]:
         places = range(batch * self._batch_size, (batch + 1) * self._batch_size)
@@ -258,7 +257,6 @@ class SFTStageTrainer(Trainer):
             logger.warning("SFT pads sequences instead of sharing prefixes: %s", self.obstacle)
 
     def _losses(self, model: torch.nn.Module, made: ForwardPass) -> torch.Tensor:
-        """Cross-entropies of the scored tokens."""
         lm, inputs = trl_compat.causal_lm(self, model), made.inputs
         with (
             trl_compat.autocast(self, model),

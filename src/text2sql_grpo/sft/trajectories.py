@@ -61,21 +61,18 @@ def _slim(record: Record) -> Record:
 
 def _check_settings(path: Path, settings: Mapping[str, Any]) -> None:
     beside = path.with_suffix(".settings.json")
-    has_episodes = path.exists() and path.stat().st_size > 0
-    if has_episodes and beside.exists():
-        earlier = read_json(beside)
-        if earlier != settings:
-            different = sorted(
-                name for name in earlier.keys() | settings.keys() if earlier.get(name) != settings.get(name)
-            )
-            raise ConfigError(
-                f"the episodes in the file were collected with other settings: {', '.join(different)} "
-                f"({path}): choose another --out"
-            )
+    if not path.exists() or not path.stat().st_size:
+        write_json(beside, settings)
         return
-    if has_episodes:
+    if not beside.exists():
         raise ConfigError(f"not a file of collected episodes: {path}: choose another --out")
-    write_json(beside, settings)
+    earlier = read_json(beside)
+    names = sorted(earlier.keys() | settings.keys())
+    if different := [name for name in names if earlier.get(name) != settings.get(name)]:
+        raise ConfigError(
+            f"the episodes in the file were collected with other settings: {', '.join(different)} "
+            f"({path}): choose another --out"
+        )
 
 
 def select_chats(records: Iterable[Record], keep: Keep) -> list[Record]:
