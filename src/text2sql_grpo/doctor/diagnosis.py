@@ -388,7 +388,6 @@ def _first_step(
 
 
 def _groups(played: Sequence[dict[str, Any]], size: int, *, has_sft: bool) -> Finding:
-    """Count zero-variance groups."""
     rewards: dict[str, list[float | None]] = {}
     for record in played:
         rewards.setdefault(record["example"], []).append(record["reward"])

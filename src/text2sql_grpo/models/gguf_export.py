@@ -17,6 +17,7 @@ from transformers import AutoConfig, AutoTokenizer
 from text2sql_grpo.errors import ConfigError, ModelError
 from text2sql_grpo.files import draft
 from text2sql_grpo.models.gguf import split_numbers
+from text2sql_grpo.rollout.slots import shared_length
 
 Quantization = Literal["q8_0", "f16", "bf16"]
 
@@ -170,8 +171,7 @@ def check_same_tokens(path: Path, tokenizer: Any) -> None:
         for one in (tokenizer, read)
     )
     if expected != found:
-        pairs = enumerate(zip(expected, found, strict=False))
-        at = next((i for i, (one, other) in pairs if one != other), min(len(expected), len(found)))
+        at = shared_length(expected, found)
         raise ModelError(
             f"the exported file encodes a conversation differently from token {at} on: "
             f"{tokenizer.decode(expected[at : at + 5])!r} is {read.decode(found[at : at + 5])!r}"

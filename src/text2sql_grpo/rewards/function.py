@@ -127,7 +127,6 @@ class RewardFunction:
         return score
 
     def _called(self, episode: Episode, verdict: Verdict, results: Results) -> Any:
-        """Call the function with what it takes."""
         given: dict[str, Any] = {"episode": episode, "verdict": verdict, "results": results}
         if self._has_trl_signature:
             prompt = list(takewhile(lambda message: message["role"] != "assistant", episode.messages))

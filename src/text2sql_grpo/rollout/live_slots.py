@@ -57,7 +57,6 @@ class _LiveScheduler(Scheduler):
         self._kept: OrderedDict[tuple[int, ...], Family] = OrderedDict()
 
     def _play(self) -> None:
-        """Roll out until the inbox ends and no session is left."""
         while self._receive():
             self._admit()
             self._take_replies()

@@ -219,7 +219,6 @@ def _rounded(tokens: int) -> int:
 
 
 def _resized(stored: torch.Tensor, places: int, tokens: int) -> torch.Tensor:
-    """Copy keys or values into a tensor for `places` and `tokens`."""
     kept = stored[:places, :, :tokens]
     resized = stored.new_empty((places, stored.shape[1], tokens, stored.shape[3]))
     resized[: len(kept), :, : kept.shape[2]] = kept

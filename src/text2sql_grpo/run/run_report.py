@@ -118,7 +118,6 @@ def _write_suspects(run: Run) -> int:
 
 
 def _change(folder: Path) -> Comparison | None:
-    """Compare the answers before and after GRPO; None if the policy was not evaluated before."""
     before = answers_file(folder, "before")
     if not before.is_file():
         return None

@@ -122,7 +122,6 @@ def accuracy_before(run: Run, policy: LoadedPolicy, *, is_measured: bool) -> dic
 
     A resumed run (`is_measured`) takes the figures of its folder.
     """
-    path = run.folder / EVALUATION
     if not run.config.evaluation.before_training or not run.bench.test:
         return {}
     is_known = ranks.is_main() and is_measured and "before" in read_evaluation(run.folder)
@@ -131,7 +130,7 @@ def accuracy_before(run: Run, policy: LoadedPolicy, *, is_measured: bool) -> dic
     with run.stage("evaluation before"):
         record = {"before": {"sets": held_out_accuracy(run, policy, "before")}}
     if ranks.is_main():
-        write_json(path, record)
+        write_json(run.folder / EVALUATION, record)
     return record
 
 

@@ -128,7 +128,6 @@ def _slices(places: np.ndarray) -> tuple[slice, ...]:
 
 
 def _shared_length(one: np.ndarray, other: np.ndarray) -> int:
-    """Length of the common prefix of two rows."""
     length = min(len(one), len(other))
     differ = one[:length] != other[:length]
     return int(differ.argmax()) if differ.any() else length

@@ -24,7 +24,7 @@ from text2sql_grpo.rollout.check import disagreement
 from text2sql_grpo.rollout.slots import shared_length
 from text2sql_grpo.token_tree.attention import TreePass, attend_to_trees, obstacle
 from text2sql_grpo.token_tree.tree import TokenTree
-from text2sql_grpo.trl_compat import LogProbs as LogProbs
+from text2sql_grpo.trl_compat import LogProbs
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +59,6 @@ class TokenTreeUpdate:
                     attend_to_trees(trl_compat.causal_lm(trainer, model))
 
     def _switch_off(self, reason: str | None) -> None:
-        """Fall back to TRL's update if there is a reason."""
         if reason is not None:
             self.is_on, self.way = False, f"TRL's: {reason}"
             logger.warning(

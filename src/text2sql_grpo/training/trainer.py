@@ -19,7 +19,7 @@ from text2sql_grpo.errors import RewardError, RunError, ServerGoneError
 from text2sql_grpo.reliability.bad_steps import BadSteps
 from text2sql_grpo.reliability.checkpoints import Checkpoints
 from text2sql_grpo.reliability.ranks import is_distributed
-from text2sql_grpo.token_tree.update import LogProbs, TokenTreeUpdate
+from text2sql_grpo.token_tree.update import TokenTreeUpdate
 from text2sql_grpo.training.arguments import SQLGRPOConfig
 from text2sql_grpo.training.credit import GroupCredit
 from text2sql_grpo.training.log_probs import other_log_probs
@@ -28,6 +28,7 @@ from text2sql_grpo.training.parts import Batch, Credit, Part, Play, Record, Sele
 from text2sql_grpo.training.play import Rollouts
 from text2sql_grpo.training.record import Rewards, StepTimes
 from text2sql_grpo.training.selection import Shuffled
+from text2sql_grpo.trl_compat import LogProbs
 
 Inputs = dict[str, torch.Tensor]
 logger = logging.getLogger(__name__)
@@ -99,7 +100,6 @@ class RolloutGRPOTrainer(GRPOTrainer):
         self._micro_batches: list[Inputs] = []
         # Episodes per micro-batch, micro-batches per generation batch, and iterations over it.
         self._batch_shape = [args.per_device_train_batch_size, args.steps_per_generation, self.num_iterations]
-        self._num_groups = args.generation_batch_size // self.num_generations
         self._batch_lifetime = args.steps_per_generation * self.num_iterations  # micro-batches
         self._num_taken = 0  # micro-batches that were trained on
         self._known: LogProbs | None = None  # of the groups' rows, for TRL's loss
@@ -113,7 +113,7 @@ class RolloutGRPOTrainer(GRPOTrainer):
             in addition to GRPO's, see `joined`.
         """
         with self._times.stages.of(select=1):
-            questions = self.select.draw(self._num_groups)
+            questions = self.select.draw(self.args.generation_batch_size // self.num_generations)
         batch = self.played(questions)
         for teach in self.teach:
             batch = teach.taught(batch, self)
