@@ -58,6 +58,13 @@ def test_look_then_submit(tmp_path: Path, protocol: Protocol, role: str) -> None
     assert (episode.final_sql, episode.stop_reason, episode.is_masked) == (ANSWER, "submitted", False)
 
 
+def test_rows_whose_header_begins_like_an_error_are_none(tmp_path: Path) -> None:
+    session = begin(tmp_path, "tags", max_turns=3)
+    session.start()
+    reply = session.step("<sql>SELECT 404 AS ErrorCode</sql>")
+    assert reply is not None and "if these rows answer the question" in reply["content"]
+
+
 @pytest.mark.parametrize("protocol", ["tags", "native"])
 def test_malformed_turn_is_answered_and_the_episode_goes_on(tmp_path: Path, protocol: Protocol) -> None:
     session = begin(tmp_path, protocol, max_turns=5)

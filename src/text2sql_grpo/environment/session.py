@@ -158,7 +158,8 @@ class SQLSession:
             self.episode.stop_reason = "max_turns"
             return None
         if settings.instructions:
-            is_error = text.startswith("Error")
+            outcome = actions[-1].outcome
+            is_error = text.startswith("Error") if outcome is None else not outcome.is_ok
             hint = turns_left_text(settings.protocol, turns_left, actions, is_error=is_error)
             if advice:
                 hint = f"To fix the query, {advice}.\n{hint}"
