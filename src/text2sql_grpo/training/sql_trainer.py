@@ -200,12 +200,12 @@ class SQLGRPOTrainer(RolloutGRPOTrainer):
             )
         self.save_model(str(trained))
         is_four_bit = is_adapted and getattr(self.model.get_base_model(), "is_loaded_in_4bit", False)
-        if is_adapted and self._is_base_in_memory and not is_four_bit:
-            trained = folder / "model"
-            whole = copy.deepcopy(self.accelerator.unwrap_model(self.model)).cpu().float()
-            whole.merge_and_unload(safe_merge=True).save_pretrained(trained)
-            self.processing_class.save_pretrained(trained)
         if ranks.is_main():
+            if is_adapted and self._is_base_in_memory and not is_four_bit:
+                trained = folder / "model"
+                whole = copy.deepcopy(self.accelerator.unwrap_model(self.model)).cpu().float()
+                whole.merge_and_unload(safe_merge=True).save_pretrained(trained)
+                self.processing_class.save_pretrained(trained)
             merge_adapter(trained, out, quantization="4bit" if is_four_bit else "auto")
         ranks.barrier()
         return out
