@@ -136,6 +136,7 @@ def test_malformed_native(text: str, got: str) -> None:
         ("You can run:\n```sql\nSELECT 1;\n```\nIt counts.", "SELECT 1;"),
         ("```\nWITH t AS (SELECT 1) SELECT * FROM t\n```", "WITH t AS (SELECT 1) SELECT * FROM t"),
         ("<think>```sql\nSELECT 2\n```</think>\n select 1 ", "select 1"),
+        ("<think>perhaps\n```sql\nSELECT 2\n```\nor", None),
         ("```SQL \nSELECT 1\n```", "SELECT 1"),
         ("```sql\nSELECT 1\n```\nor\n```sql\nSELECT 2\n```", None),
         ("```sql\nDELETE FROM t\n```", None),

@@ -270,7 +270,7 @@ def unmarked_query(text: str, *, is_cut: bool = False) -> str | None:
     'SELECT 1;'
     """
     rest = text.rpartition("</think>")[2]
-    if _OPENING_TAG.search(rest) or before_call(rest) is not None:
+    if "<think>" in rest or _OPENING_TAG.search(rest) or before_call(rest) is not None:
         return None
     blocks = _CODE_BLOCK.findall(rest)
     if not blocks and not is_cut and _BARE_QUERY.match(rest):
