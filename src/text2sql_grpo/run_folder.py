@@ -13,6 +13,7 @@ METRICS = "metrics.jsonl"  # a line per step
 ROLLOUTS = "rollouts.jsonl"  # a line per episode; see `read_episodes` for its step
 TRACES = "traces.jsonl"  # a line per rollout of a verifiers taskset
 SCHEDULE = "evaluation_schedule.jsonl"  # a line per evaluation during training
+LOGS = (METRICS, ROLLOUTS, TRACES, SCHEDULE)
 SUSPECTS = "suspects.jsonl"  # a line per gold that most episodes contradict; next to it a page
 EVALUATION = "evaluation.json"
 COMPARISON = "comparison.json"

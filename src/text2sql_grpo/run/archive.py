@@ -28,17 +28,7 @@ from text2sql_grpo.reliability.checkpoints import (
     saved_checkpoints,
     steps_done,
 )
-from text2sql_grpo.run_folder import (
-    CONFIG,
-    CURVE,
-    ENERGY,
-    METRICS,
-    PAGE,
-    PAGE_DATA,
-    ROLLOUTS,
-    SCHEDULE,
-    RunLog,
-)
+from text2sql_grpo.run_folder import CONFIG, CURVE, ENERGY, LOGS, METRICS, PAGE, PAGE_DATA, ROLLOUTS, RunLog
 from text2sql_grpo.training.arguments import SQLGRPOConfig
 
 _RUN_FILES = (
@@ -199,7 +189,7 @@ def _archive_later_steps(folder: Path, step: int, console: Console) -> None:
     later = [path for path in saved_checkpoints(folder) if checkpoint_step(path) > step]
     if later:
         target = _move(later, folder)
-        for path in (folder / METRICS, folder / SCHEDULE, folder / ROLLOUTS):
+        for path in (folder / name for name in LOGS):
             if path.exists():
                 shutil.copy2(path, target)
         console.print(f"Moved later checkpoints of this folder to {target}", soft_wrap=True)

@@ -141,9 +141,7 @@ def _lock(folder: Path, console: Console) -> Iterator[None]:
     if not ranks.is_main():
         yield
         return
-    place = cache_folder("locks")
-    place.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(place / f"{folder.name}.lock")
+    lock = FileLock(cache_folder("locks") / f"{folder.name}.lock")
     try:
         lock.acquire(blocking=False)
     except Timeout:
