@@ -239,8 +239,8 @@ def _context(
         schema = chat.count_tokens(environment.schema_text(example.database))
         longest, without_schema = max(longest, prompt), max(without_schema, prompt - schema)
     facts = {"longest_prompt": longest, "context": most}
-    text = f"longest prompt {longest} tokens, with its episode up to {longest + episode} of "
-    text += str(most or "any number")
+    limit = most or "any number"
+    text = f"longest prompt {longest} tokens, with its episode up to {longest + episode} of {limit}"
     if most and longest >= most:
         room = most - episode - without_schema - _SEAMS
         advice = f"set environment.max_schema_tokens: {room}"

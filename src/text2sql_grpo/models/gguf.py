@@ -50,7 +50,6 @@ def converted(gguf: Path) -> Path:
         raise ModelError(f"cannot read the GGUF file: {error} ({gguf})") from error
     folder = cache_folder("models") / f"{gguf.stem}-{digest[:16]}-v{_VERSION}"
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(folder.parent / f".{folder.name}.lock"):
             if not _is_whole(folder):
                 logger.info(f"Converting {gguf.name} to {folder}, once ...")

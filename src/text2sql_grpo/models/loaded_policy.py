@@ -211,8 +211,7 @@ def four_bit_obstacle(device: str) -> str | None:
 
 def _four_bit_options(dtype: str) -> dict[str, Any]:
     device = device_type()
-    reason = four_bit_obstacle(device)
-    if reason:
+    if reason := four_bit_obstacle(device):
         raise ModelError(f"model.quantization 4bit: {reason}; set quantization: auto or none")
     place = f"{device}:{os.environ.get('LOCAL_RANK', '0')}" if device == "cuda" else device
     return {

@@ -176,8 +176,7 @@ def _action_record(action: Action) -> dict[str, Any]:
     record: dict[str, Any] = {"kind": action.kind, "sql": action.sql}
     if action.error:
         record["error"] = action.error
-    if action.outcome is not None:
-        outcome = action.outcome
+    if (outcome := action.outcome) is not None:
         record["outcome"] = {
             "status": outcome.status,
             "rows": len(outcome.rows),

@@ -108,8 +108,7 @@ def _train(config: Config, console: Console, resume: str | None) -> RunResult:
     if arguments.use_vllm:
         with needs_extra("vllm", "grpo.use_vllm"):
             import_module("vllm")
-    name = str(arguments.run_name)
-    alerts = [Alerts(config.alerts, console, run_name=name)] if config.alerts else []
+    alerts = [Alerts(config.alerts, console, run_name=str(arguments.run_name))] if config.alerts else []
     bench = Bench.open(config)
     questions = bench.load(config.data.train, limit=config.data.train_samples)
     select = select_questions(questions, bench, arguments)
@@ -119,11 +118,8 @@ def _train(config: Config, console: Console, resume: str | None) -> RunResult:
     checkpoint = find_checkpoint(config, resume, console)
     if ranks.is_main():  # other ranks would see its temporary files
         check_folder(run.folder)
-    n_databases = len(bench.environment.databases.names())
-    console.print(
-        f"Run folder: {run.folder}   questions: {len(questions)}   databases: {n_databases}",
-        soft_wrap=True,
-    )
+    facts = f"questions: {len(questions)}   databases: {len(bench.environment.databases.names())}"
+    console.print(f"Run folder: {run.folder}   {facts}", soft_wrap=True)
     resumed_run = run.folder if checkpoint is None else checkpoint.parent
     try:
         with run.stage("SFT" if config.sft else "loading"):

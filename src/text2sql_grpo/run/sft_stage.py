@@ -355,8 +355,7 @@ def _train(trainer: SFTStageTrainer, folder: Path, checkpoint: Path | None, cons
             train_on(trainer, checkpoint, needs_less="lower sft.max_tokens")
     finally:
         progress.close()
-    left_out = len(trainer.train_dataset.left_out)
-    if left_out:
+    if left_out := len(trainer.train_dataset.left_out):
         console.print(f"left out {many(left_out, 'question')} longer than the model's context")
     if ranks.any_rank(stopper.is_stopping):
         raise KeyboardInterrupt

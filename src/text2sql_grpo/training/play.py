@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count
 
-from transformers import GenerationConfig, PreTrainedModel
+from transformers import PreTrainedModel
 from trl import GRPOTrainer
 
 from text2sql_grpo import trl_compat
@@ -46,8 +46,7 @@ class Rollouts:
             eos_token_ids=trainer.eos_token_ids,
             template_options=trainer.args.chat_template_kwargs,
         )
-        longest = context_length(trainer.model)
-        self.budgets = Budgets(play.max_turn_tokens, play.max_episode_tokens, longest)
+        self.budgets = Budgets(play.max_turn_tokens, play.max_episode_tokens, context_length(trainer.model))
         self._vllm = VLLMPolicy(trainer) if trainer.use_vllm else None
         self._is_tried = False
         self._use_slots(slots_obstacle(trainer) or obstacle(trainer.accelerator.unwrap_model(trainer.model)))
@@ -90,9 +89,8 @@ class Rollouts:
         """Make the policy of the current weights."""
         trainer = self._trainer
         if not self.plays_by_slots:
-            config: GenerationConfig = trainer.generation_config
             size = trainer.args.per_device_train_batch_size * trainer.args.steps_per_generation
-            return ModelPolicy(model, self.chat, sampling=config, batch_size=size)
+            return ModelPolicy(model, self.chat, sampling=trainer.generation_config, batch_size=size)
         sampling = Sampling(trainer.temperature, trainer.top_p, trainer.top_k, trainer.min_p)
         return SlotPolicy(model, sampling, max_slots=self._config.max_slots, stages=self.stages)
 

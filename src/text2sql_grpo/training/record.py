@@ -163,5 +163,5 @@ class StepTimes(TrainerCallback):
     def on_step_end(self, *_: Any, **kwargs: Any) -> None:
         """Log the times of the step."""
         seconds = self.stages.seconds()
-        self._log({f"time/{name}": seconds.get(name, 0.0) for name in STAGES})
-        self._log({"time/step": sum(seconds.values())})
+        times = {f"time/{name}": seconds.get(name, 0.0) for name in STAGES}
+        self._log(times | {"time/step": sum(seconds.values())})
