@@ -56,6 +56,18 @@ def run(config: Path) -> Path:
     return config.parent / "run"
 
 
+def test_a_run_stopped_while_its_model_loads_speaks_of_no_sft(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("text2sql_grpo.run.pipeline.started_policy", interrupt)
+    (tmp_path / "own").mkdir()
+    assert main(["train", "--config", str(write_config(tmp_path / "own", sft=None))]) == 130
+    assert "Stopped. Run the same command again.\n" in capsys.readouterr().out
+
+
 def test_the_run_folder_is_complete(run: Path, config: Path) -> None:
     assert {path.name for path in run.iterdir()} == RUN_FILES
     assert load_config(run / "config.yaml") == load_config(config, TENSORBOARD)

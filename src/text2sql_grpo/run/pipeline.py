@@ -128,7 +128,8 @@ def _train(config: Config, console: Console, resume: str | None) -> RunResult:
             policy = started_policy(bench, arguments, console, folder=stage, is_resumed=is_resumed)
             _check_frozen_layers(config.model, policy, arguments)
     except KeyboardInterrupt:
-        console.print("Stopped. Run the same command again: SFT resumes at its last checkpoint.")
+        more = ": SFT resumes at its last checkpoint" if config.sft else ""
+        console.print(f"Stopped. Run the same command again{more}.")
         return RunResult(run.folder)
     prepare_folder(config, checkpoint, console)
     if stage is not None and ranks.is_main():
