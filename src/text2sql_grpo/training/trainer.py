@@ -100,6 +100,7 @@ class RolloutGRPOTrainer(GRPOTrainer):
         self._micro_batches: list[Inputs] = []
         # Episodes per micro-batch, micro-batches per generation batch, and iterations over it.
         self._batch_shape = [args.per_device_train_batch_size, args.steps_per_generation, self.num_iterations]
+        self._num_groups = args.generation_batch_size // self.num_generations
         self._batch_lifetime = args.steps_per_generation * self.num_iterations  # micro-batches
         self._num_taken = 0  # micro-batches that were trained on
         self._known: LogProbs | None = None  # of the groups' rows, for TRL's loss
@@ -113,7 +114,7 @@ class RolloutGRPOTrainer(GRPOTrainer):
             in addition to GRPO's, see `joined`.
         """
         with self._times.stages.of(select=1):
-            questions = self.select.draw(self.args.generation_batch_size // self.num_generations)
+            questions = self.select.draw(self._num_groups)
         batch = self.played(questions)
         for teach in self.teach:
             batch = teach.taught(batch, self)
