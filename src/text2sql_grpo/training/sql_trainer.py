@@ -12,7 +12,6 @@ from rich.console import Console
 from transformers import BitsAndBytesConfig, PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
 from transformers.trainer_utils import TrainOutput
 
-from text2sql_grpo import trl_compat
 from text2sql_grpo.config import LoraSettings, LossesConfig, ModelConfig, RolloutConfig
 from text2sql_grpo.errors import ArgumentError, ConfigError, ModelError
 from text2sql_grpo.evaluation.bench import Environment
@@ -160,8 +159,6 @@ class SQLGRPOTrainer(RolloutGRPOTrainer):
             checkpoint = find_whole(folder, resume_from_checkpoint)
             if checkpoint.resolve().parent == folder.resolve() and ranks.is_main():
                 RunLog(folder).cut_back(steps_done(checkpoint))
-            if trl_compat.load_finished(self, checkpoint):
-                return TrainOutput(self.state.global_step, 0.0, {})
         elif any((folder / name).exists() for name in (ROLLOUTS, SCHEDULE)):
             raise ArgumentError(
                 f"output_dir holds another training: {folder}; choose an unused folder, or resume with "

@@ -11,6 +11,7 @@ import torch
 from datasets import Dataset
 from peft import PeftConfig
 from transformers import BitsAndBytesConfig, PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
+from transformers.trainer_utils import TrainOutput, get_last_checkpoint
 from trl import GRPOTrainer
 
 from text2sql_grpo import trl_compat
@@ -259,15 +260,22 @@ class RolloutGRPOTrainer(GRPOTrainer):
         """Return the partial folder while a checkpoint is written, else the run folder."""
         return str(self._checkpoints.partial or super()._get_output_dir(trial))
 
-    def train(self, *args: Any, **kwargs: Any) -> Any:
+    def train(self, resume_from_checkpoint: str | Path | bool | None = None, **options: Any) -> TrainOutput:
         """Train like TRL's trainer; save the whole steps before a failure that the caller can mend.
+
+        A checkpoint without a step left is loaded, and its step is the result.
 
         Raises:
             RewardError: A reward function failed.
             ServerGoneError: A database server does not answer.
         """
+        found = resume_from_checkpoint
+        if found is True:
+            found = get_last_checkpoint(self.args.output_dir)
+        if found and trl_compat.load_finished(self, Path(found)):
+            return TrainOutput(self.state.global_step, 0.0, {})
         try:
-            return super().train(*args, **kwargs)
+            return super().train(resume_from_checkpoint, **options)
         except (RewardError, ServerGoneError) as error:
             raise type(error)(f"{error}; {self.saved_steps()}") from error
 

@@ -161,7 +161,7 @@ class VerifiersGRPOTrainer(RolloutGRPOTrainer):
         if self.accelerator.is_main_process:
             _write_config(self._run_log.folder, loaded.taskset)
 
-    def train(self, resume_from_checkpoint: str | bool | None = None, **options: Any) -> Any:
+    def train(self, resume_from_checkpoint: str | Path | bool | None = None, **options: Any) -> Any:
         """Train like TRL's trainer; refuses to mix its traces with those of an earlier run."""
         traces = self._run_log.folder / TRACES
         if not resume_from_checkpoint and traces.exists() and traces.stat().st_size:
