@@ -7,9 +7,8 @@ import shutil
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -128,8 +127,7 @@ def remove_left_over(checkpoint: Path, args: TrainingArguments) -> None:
         _remove_old(folder, args.save_total_limit)
 
 
-@dataclass(frozen=True)
-class Best:
+class Best(TypedDict):
     """The best checkpoint of a run.
 
     Attributes:
@@ -209,8 +207,7 @@ class Checkpoints(TrainerCallback):
         self._last_step = trainer.state.global_step
         manifest = checkpoint / MANIFEST
         if manifest.is_file():
-            best = read_json(manifest)["best"]
-            self.best = Best(**best) if best else None
+            self.best = read_json(manifest)["best"]
         _set_rates(trainer)
         more = checkpoint / _state_name(trainer)
         if self._has_state and more.is_file():
@@ -251,9 +248,9 @@ class Checkpoints(TrainerCallback):
             return
         value, sign = sum(values) / len(values), -1 if args.greater_is_better is False else 1
         # Of equal steps the first one is the best, but a trained one rather than step 0.
-        best = self.best if self.best and self.best.metric == metric else None
-        if best is None or (sign * value, best.step == 0) > (sign * best.value, False):
-            self.best = Best(metric, value, state.global_step)
+        best = self.best if self.best and self.best["metric"] == metric else None
+        if best is None or (sign * value, best["step"] == 0) > (sign * best["value"], False):
+            self.best = {"metric": metric, "value": value, "step": state.global_step}
 
 
 def _set_rates(trainer: Trainer) -> None:
@@ -297,8 +294,7 @@ def _seal(folder: Path, best: Best | None) -> None:
     except (ValueError, SafetensorError, zipfile.BadZipFile) as error:
         raise RunError(f"the checkpoint cannot be read back: {error} ({folder})") from error
     sums = {name: {"bytes": path.stat().st_size, "sha256": sha256(path)} for name, path in files.items()}
-    record = {"best": asdict(best) if best else None, "files": sums}
-    write_json(folder / MANIFEST, record)
+    write_json(folder / MANIFEST, {"best": best, "files": sums})
     _sync(folder / MANIFEST)
     for path in [*folder.rglob("*"), folder]:
         if path.is_dir():
