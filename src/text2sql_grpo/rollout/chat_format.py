@@ -73,10 +73,9 @@ class ChatFormat:
     def _shows_tools(self, tools: list[dict[str, Any]]) -> bool:
         """True if the template renders the schema of each tool, its name and its parameters."""
         rendered = self._render([{"role": "user", "content": "question"}])
-        functions = [tool["function"] for tool in tools]
-        names = [function["name"] for function in functions]
-        for function in functions:
-            names += function.get("parameters", {}).get("properties", {})
+        names: list[str] = []
+        for function in (tool["function"] for tool in tools):
+            names += [function["name"], *function.get("parameters", {}).get("properties", {})]
         return all(re.search(rf"\b{re.escape(name)}\b", rendered) for name in names)
 
     def count_tokens(self, text: str) -> int:

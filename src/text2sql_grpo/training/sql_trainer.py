@@ -101,9 +101,8 @@ class SQLGRPOTrainer(RolloutGRPOTrainer):
         if isinstance(model, str | Path):
             if quantization_config is None and not args.model_init_kwargs:
                 settings = ModelConfig(str(model), lora=LoraSettings() if peft_config else None)
-                loaded = load_policy(
-                    str(model), dtype=resolved(settings, device_type()).dtype, is_trained=True
-                )
+                dtype = resolved(settings, device_type()).dtype
+                loaded = load_policy(str(model), dtype=dtype, is_trained=True)
                 model, processing_class = loaded.model, processing_class or loaded.tokenizer
             else:
                 model = model_folder(str(model))
@@ -128,8 +127,7 @@ class SQLGRPOTrainer(RolloutGRPOTrainer):
             raise ArgumentError(f"cannot make the trainer: {error}") from error
         if loaded is not None:
             name_base(self.model, loaded)
-        given = optimizers[0]
-        if given is not None:
+        if (given := optimizers[0]) is not None:
             held = {id(weight) for group in given.param_groups for weight in group["params"]}
             if not any(id(weight) in held for weight in self.model.parameters() if weight.requires_grad):
                 raise ArgumentError(
