@@ -23,7 +23,7 @@ from text2sql_grpo.reliability.ranks import is_distributed
 from text2sql_grpo.token_tree.update import TokenTreeUpdate
 from text2sql_grpo.training.arguments import SQLGRPOConfig
 from text2sql_grpo.training.credit import GroupCredit
-from text2sql_grpo.training.log_probs import other_log_probs
+from text2sql_grpo.training.log_probs import Inputs, other_log_probs
 from text2sql_grpo.training.losses import Teach, joined
 from text2sql_grpo.training.parts import Batch, Credit, Part, Play, Record, Select, placed
 from text2sql_grpo.training.play import Rollouts
@@ -31,7 +31,6 @@ from text2sql_grpo.training.record import Rewards, StepTimes
 from text2sql_grpo.training.selection import Shuffled
 from text2sql_grpo.trl_compat import LogProbs
 
-Inputs = dict[str, torch.Tensor]
 logger = logging.getLogger(__name__)
 
 
