@@ -108,6 +108,8 @@ QUESTIONS = {
     ),
     "SELECT name FROM customers WHERE name NOT LIKE '%Person%' OR city = 'Faro'": "",
     "SELECT name FROM customers WHERE age <> 25": "",  # whether a missing age counts
+    "SELECT price FROM orders WHERE customer_id = 7 AND order_date > '20220801'": "",  # not as days
+    "SELECT * FROM customers UNION ALL SELECT * FROM customers WHERE id < 3 ORDER BY name LIMIT 4": "",
     "SELECT DISTINCT age FROM customers": "",  # whether a missing age is one
     "SELECT age, COUNT(*) FROM customers GROUP BY age": "",
     "SELECT name FROM customers WHERE age > (SELECT AVG(age) FROM customers)": "",
@@ -147,6 +149,7 @@ REASONS = {
     "SELECT name FROM customers LIMIT 3": "without ORDER BY",
     "SELECT name FROM customers ORDER BY city LIMIT 3": "equal rank",
     "SELECT * FROM customers ORDER BY city LIMIT 3": "equal rank",
+    "SELECT * FROM customers UNION SELECT * FROM customers ORDER BY city LIMIT 3": "equal rank",
     "SELECT name FROM customers WHERE substr(name, ?) = 'x'": "parameters",
     "SELECT name, ? FROM customers": "parameters",
 }
@@ -279,6 +282,12 @@ def test_exports_of_pg_stat_statements_give_calls(shop: Path, tmp_path: Path, fo
     made, found = made_of(shop, tmp_path, str(path))
     assert next(iter(found)).startswith("SELECT name") and made.reasons == {HIDDEN: 1}
     assert list(json.loads((tmp_path / "made" / "log_made.json").read_text())["calls"].values()) == [90, 7]
+
+
+def test_long_lines_keep_their_letters(tmp_path: Path) -> None:
+    rows = [{"query": f"SELECT 'a{'é' * 600_000}' FROM t"}]
+    (statement,) = statements(write(tmp_path / "export.json", json.dumps(rows, ensure_ascii=False)))
+    assert statement.sql == rows[0]["query"]
 
 
 def test_models_of_dbt_are_read_compiled_or_with_plain_jinja(shop: Path, tmp_path: Path) -> None:

@@ -87,17 +87,18 @@ def _owned(owner: str, condition: Condition, rng: random.Random) -> str:
 
 
 def is_calendar_day(text: str) -> bool:
-    """True for a day of the calendar in ISO format, but not for the last year that Python can count.
+    """True for a day of the calendar as `YYYY-MM-DD`, but not for the last year that Python can count.
 
     Databases mark missing days by the first and last ones that they can store.
 
-    >>> [is_calendar_day(text) for text in ("2023-05-03", "2023-02-30", "0000-00-00", "9999-12-31")]
+    >>> [is_calendar_day(text) for text in ("2023-05-03", "2023-02-30", "20230503", "9999-12-31")]
     [True, False, False, False]
     """
     try:
-        return date.fromisoformat(text).year < MAXYEAR
+        day = date.fromisoformat(text)
     except ValueError:
         return False
+    return str(day) == text and day.year < MAXYEAR  # Python reads other forms too
 
 
 def day_words(day: str) -> str:

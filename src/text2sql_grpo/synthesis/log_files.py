@@ -19,7 +19,7 @@ from text2sql_grpo.sql.address import Database, parse_address
 from text2sql_grpo.sql.query import MAX_CHARS, MAX_PARSED_CHARS, split_statements
 
 LIVE = "pg_stat_statements"
-MAX_LINE = 1_000_000  # bytes; a longer line is read in pieces
+MAX_LINE = 1_000_000  # characters; a longer line is read in pieces
 SHORT = 2_000  # characters of a text that is read again at each semicolon
 N_LOOKED_AT = 200  # lines of a file by which PostgreSQL's log is told from SQL
 
@@ -103,18 +103,18 @@ def _live(url: str) -> list[dict[str, Any]]:
 def _lines(path: Path) -> Iterator[str]:
     """Lines in UTF-8, else Latin-1, of any length of file."""
     try:
-        with path.open("rb") as file:
-            if b"\0" in file.read(65_536):
+        with path.open(encoding="utf-8", errors="surrogateescape", newline="\n") as file:
+            if "\0" in file.read(65_536):
                 raise DataError(
                     f"a log must be text in UTF-8, got a binary file or UTF-16 (at {path}): give a .sql "
                     f"file, a history, PostgreSQL's log, .csv or .json of {LIVE}, or a dbt project"
                 )
             file.seek(0)
-            while raw := file.readline(MAX_LINE):
+            while line := file.readline(MAX_LINE):
                 try:
-                    line = raw.decode("utf-8")
-                except UnicodeDecodeError:
-                    line = raw.decode("latin-1")
+                    line.encode()
+                except UnicodeEncodeError:
+                    line = line.encode(errors="surrogateescape").decode("latin-1")
                 yield line.removeprefix("\ufeff").replace("\r\n", "\n")
     except OSError as error:
         raise DataError(f"cannot read the log: {error} (at {path})") from error

@@ -193,9 +193,8 @@ class _Reader:
         if not (limit and order and tree.is_star):
             decided = map(self._execute, with_ties_decided(tree, self._dialect))
             return any(Counter(one.rows) != Counter(outcome.rows) for one in decided)
-        copy = tree.copy()
         keys = [one.this.copy() for one in order.expressions]
-        copy.set("expressions", [*copy.expressions, *keys])
+        copy = tree.select(*keys)
         copy.set("limit", exp.Limit(expression=exp.Literal.number(len(outcome.rows) + 1)))
         ranks = [row[-len(keys) :] for row in self._run(copy).rows]
         return not ranks or (len(ranks) > len(outcome.rows) and ranks[-1] == ranks[-2])
