@@ -622,6 +622,26 @@ def test_templates_beside_the_databases_replace_the_packages(shop: Path, tmp_pat
     assert rows and {row["template"] for row in rows} == {"count_rows"}
 
 
+@pytest.mark.parametrize("text", ["- name: page", "templates: 3", "a: [", "templates: {count: {}}"])
+def test_a_file_of_other_templates_beside_the_databases_is_named(
+    shop: Path, tmp_path: Path, text: str
+) -> None:
+    (tmp_path / "templates.yaml").write_text(text)
+    with pytest.raises(DataError, match=r"templates of questions: .*templates\.yaml"):
+        make_questions(shop, tmp_path / "questions", question_sets=SMALL_SETS)
+
+
+def test_rows_of_a_relative_folder_are_not_taken_for_its_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "shop").mkdir()
+    rows = [{"id": n, "name": f"Person {n}", "age": 20 + n} for n in range(20)]
+    (tmp_path / "shop" / "shop.json").write_text(json.dumps(rows))
+    monkeypatch.chdir(tmp_path)
+    made = make_questions(Path("shop"), tmp_path / "questions", question_sets=TINY_SETS)
+    assert made.n_questions
+
+
 def test_a_phrase_shows_the_value_of_a_look_up_in_any_slot(shop: Path, tmp_path: Path) -> None:
     phrases = [f"Number of {{rows}} {{where}}, that is for {{value}}{mark}" for mark in "?!."]
     sql = "SELECT COUNT(*) FROM {table} WHERE {where}"

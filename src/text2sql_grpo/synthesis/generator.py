@@ -233,7 +233,7 @@ def _words_file(found: Databases, name: str, folder: Path, words: Path | None) -
         if len(found.names()) > 1:
             raise DataError(f"words of {len(found.names())} databases: give a folder with a file for each")
         return words
-    if words is None and found.source(name) == folder:
+    if words is None and found.source(name) == folder.absolute():
         return None  # JSON files are rows
     files = [(words or folder) / f"{name}{suffix}" for suffix in (".yaml", ".json")]
     return next((file for file in files if file.is_file()), None)

@@ -5,6 +5,7 @@ from functools import cache
 from pathlib import Path
 
 from text2sql_grpo.bundled import ROOT
+from text2sql_grpo.errors import DataError
 from text2sql_grpo.files import parse_yaml
 from text2sql_grpo.synthesis.words import Source
 
@@ -52,12 +53,19 @@ class Template:
 
 @cache
 def templates(path: Path = BUNDLED) -> tuple[Template, ...]:
-    """All templates, in the order of the file."""
-    tree = parse_yaml(path.read_text(encoding="utf-8"))
+    """All templates, in the order of the file.
+
+    Raises:
+        DataError: The file holds something else.
+    """
     found = []
-    for name, fields in tree["templates"].items():
-        shared, own = tree["shared"].get(fields.pop("shared", None), []), fields.pop("phrases", [])
-        slots = tuple(fields.pop("slots"))
-        is_plain = tree.get("is_plain", False)
-        found.append(Template(name, slots=slots, phrases=(*shared, *own), is_plain=is_plain, **fields))
+    try:
+        tree = parse_yaml(path.read_text(encoding="utf-8"))
+        for name, fields in tree["templates"].items():
+            shared, own = tree["shared"].get(fields.pop("shared", None), []), fields.pop("phrases", [])
+            slots = tuple(fields.pop("slots"))
+            is_plain = tree.get("is_plain", False)
+            found.append(Template(name, slots=slots, phrases=(*shared, *own), is_plain=is_plain, **fields))
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise DataError(f"cannot read templates of questions: {error!r} (at {path})") from error
     return tuple(found)
