@@ -344,6 +344,8 @@ def test_sql_eval(tmp_path: Path) -> None:
             ),
         )  # fmt: skip
         assert not question.has_gold_is_empty
+    (odd,) = read_questions(put(tmp_path, "odd.json", [row | {"query": "SELECT '{a}', \0007\0"}]))
+    assert odd.example.gold_sql == "SELECT '{a}', \0007\0"
 
 
 def test_semicolons_of_spider_and_bird_are_no_alternatives(tmp_path: Path) -> None:
@@ -467,6 +469,7 @@ def test_spiders_own_files(shared_data: Path) -> None:
             f"{HEADER}\nq1,shop,,SELECT 1,,\n",
             "a value of question, got nothing in question",
         ),
+        ("a.csv", f"question,{'x' * 200_000}\n?,1\n", "cannot read CSV: field larger"),
         ("a.csv", f'{HEADER}\n"q1" x,shop,?,SELECT 1,,\n', "cannot read CSV: "),
         ("a.csv", "db_name,query,question\nshop,;,?\n", "a field 'gold_sql' with text, got an empty one"),
         ("a.jsonl", "[" * 100_000, "as a JSON object: "),
@@ -531,6 +534,20 @@ def test_the_same_examples_as_from_memory(
     assert (examples[-1], examples[1:3]) == (held[-1], held[1:3])
     with pytest.raises(IndexError):
         examples[4]
+
+
+def test_of_a_review_right_and_corrected_questions_are_read(
+    shards: list[Path], databases: Databases, executor: SQLExecutor
+) -> None:
+    verdicts = ("right", "wrong", "edit", "skip", "right")
+    judged = [row(i, verdict=verdict, verified_at=9) for i, verdict in enumerate(verdicts, start=3)]
+    again = row(7, verdict="wrong", verified_at=10)
+    for one in (*judged, again):
+        one["sql"] = one.pop("gold_sql")
+    write(shards[1], *judged, again)
+    ids = [example.id for example in load_examples(shards[1], databases, executor)]
+    assert ids == ["é3", "é5-edited"]
+    assert [example.id for example in load_shards(shards[1:], databases, executor)] == ids
 
 
 def test_limit_and_quarantine(

@@ -4,6 +4,7 @@ import csv
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -121,28 +122,33 @@ def _file_rows(source: str | Path) -> _Rows:
 
 
 def _json_lines(text: str, path: Path) -> _Rows:
-    """Rows of JSONL; of several judgements of one query of a question, the last one counts."""
     lines = text.split("\n")
-    judged = [_judged(line) for line in lines]
-    last = {key: number for number, key in enumerate(judged, start=1)}
-    for number, (line, key) in enumerate(zip(lines, judged, strict=True), start=1):
-        if line.strip():
-            row = _json_row(line, f"{path}:{number}")
-            if key is None or (last[key] == number and row.get("verdict") not in _LEFT_OUT):
-                yield number, f"{path}:{number}", row
+    left_out = left_out_by_review(lines)
+    for number, line in enumerate(lines, start=1):
+        if line.strip() and number not in left_out:
+            yield number, f"{path}:{number}", _json_row(line, f"{path}:{number}")
 
 
-def _judged(line: str) -> tuple[str, ...] | None:
-    """Database, question and query of a line that a person judged; None for any other line."""
-    if '"verified_at"' not in line:
-        return None
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(row, dict) or "verified_at" not in row:
-        return None
-    return tuple(str(row.get(name)) for name in ("database", "question", "sql"))
+def left_out_by_review(lines: Iterable[str]) -> set[int]:
+    """Numbers, from 1, of the JSONL lines of judgements that are wrong or skipped, or were replaced.
+
+    Of several judgements of one query of a question, the last one counts.
+    """
+    left_out, last = set[int](), dict[tuple[str, ...], int]()
+    for number, line in enumerate(lines, start=1):
+        if '"verified_at"' not in line:
+            continue
+        with suppress(ValueError, RecursionError):
+            row = json.loads(line)
+            if not isinstance(row, dict) or "verified_at" not in row:
+                continue
+            key = tuple(str(row.get(name)) for name in ("database", "question", "sql"))
+            if row.get("verdict") in _LEFT_OUT:
+                left_out.add(number)
+            if key in last:
+                left_out.add(last[key])
+            last[key] = number
+    return left_out
 
 
 def read_line(line: bytes, path: Path, number: int, *, database: str | None = None) -> Question:
@@ -176,9 +182,7 @@ def _parsed(text: str, what: str, place: object) -> Any:
 
 def _csv_rows(text: str, path: Path) -> _Rows:
     header = text.partition("\n")[0]
-    separator = max(
-        _SEPARATORS, key=lambda sign: sum(map(is_known, next(csv.reader([header], delimiter=sign), ())))
-    )
+    separator = max(_SEPARATORS, key=lambda sign: sum(map(is_known, header.split(sign))))
     reader = csv.DictReader(StringIO(text, newline=""), delimiter=separator, strict=True)
     try:
         for row in reader:

@@ -41,7 +41,7 @@ _LAST_COLUMNS = {
 }
 _HINTS = ("evidence", "instructions")
 EDITED = "-edited"  # behind the id of a question that a review corrected
-_QUOTED = re.compile(r"'(?:[^']|'')*'|\"[^\"]*\"")
+_QUOTED = re.compile("'(?:[^']|'')*'|\"[^\"]*\"|\0")  # and the mark of `accepted_queries` itself
 _HALF_OF_A_PAIR = re.compile("[\ud800-\udfff]")
 _HUB_ID = re.compile(r"hub:(?P<path>[^:]+)(:(?P<name>[^:\[]+))??(:(?P<split>[^:\[]+(\[.*\])?))?")
 

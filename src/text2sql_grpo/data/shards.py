@@ -14,7 +14,7 @@ from typing import overload
 from text2sql_grpo.data.databases import Databases
 from text2sql_grpo.data.example import Example
 from text2sql_grpo.data.loading import check_databases, checked_golds, refuse_hidden
-from text2sql_grpo.data.question_files import only_name, read_line
+from text2sql_grpo.data.question_files import left_out_by_review, only_name, read_line
 from text2sql_grpo.data.question_rows import Question, hub_dataset, is_hub_id
 from text2sql_grpo.errors import DataError
 from text2sql_grpo.phrases import many
@@ -175,13 +175,15 @@ class ExamplesOnDisk(Sequence[Example]):
 
 
 def _lines(files: Sequence[Path]) -> Iterator[tuple[int, int, int, bytes]]:
-    """Index of its file, number from 1, first byte and content of each line that is not blank."""
+    """Index of its file, number from 1, first byte and content of each line of a question."""
     for shard, path in enumerate(files):
         offset = 0
         try:
+            with path.open(encoding="utf-8-sig", errors="replace", newline="\n") as lines:
+                left_out = left_out_by_review(lines)
             with path.open("rb") as file:
                 for number, content in enumerate(file, start=1):
-                    if content.strip():
+                    if content.strip() and number not in left_out:
                         yield shard, number, offset, content
                     offset += len(content)
         except OSError as error:
