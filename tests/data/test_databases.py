@@ -255,6 +255,7 @@ def test_a_folder_of_rows_is_one_database(tmp_path: Path, caplog: pytest.LogCapt
         ),
         ({"a.csv": "\n\n"}, r"the first line holds no names .*a\.csv\)"),
         ({"a.csv": "1,0.25\n2,0.5\n"}, r"the first line holds no names .*a\.csv\)"),
+        ({"a.csv": "\ufeff1,0.25\n2,0.5\n"}, r"the first line holds no names .*a\.csv\)"),
         ({"a.xlsx": "no archive"}, r"cannot read the sheet: .*a\.xlsx\)"),
     ],
 )

@@ -163,7 +163,7 @@ def _delimiter(file: Path) -> str:
 
 def _first_line(file: Path) -> str:
     with file.open("rb") as opened:
-        return opened.readline().decode("utf-8", errors="replace")
+        return opened.readline().decode("utf-8-sig", errors="replace")
 
 
 def _odd_line(file: Path) -> str:
