@@ -102,7 +102,7 @@ class Databases:
         address = parse_address(self.address(name))
         if address.engine.is_server:
             return []
-        logs = [Path(address.location + suffix) for suffix in ("-wal", "-journal", ".wal")]
+        logs = [Path(address.location + suffix) for suffix in address.engine.logs]
         return [Path(address.location), *(log for log in logs if log.is_file() and log.stat().st_size)]
 
     def dialect(self, name: str) -> str:

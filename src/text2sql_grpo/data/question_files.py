@@ -170,10 +170,11 @@ def read_line(line: bytes, path: Path, number: int, *, database: str | None = No
 
 
 def _json_row(line: str, place: str) -> Any:
-    return _parsed(line, f"{line[:80]!r} as a JSON object", place)
+    return parsed_json(line, f"{line[:80]!r} as a JSON object", place)
 
 
-def _parsed(text: str, what: str, place: object) -> Any:
+def parsed_json(text: str, what: str, place: object) -> Any:
+    """Value of a JSON text; a DataError that names what cannot be read where, if it is none."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -200,7 +201,7 @@ def _csv_rows(text: str, path: Path) -> _Rows:
 
 
 def _json_list(text: str, path: Path) -> _Rows:
-    rows = _parsed(text, "a JSON list of questions", path)
+    rows = parsed_json(text, "a JSON list of questions", path)
     if not isinstance(rows, list):
         raise DataError(f"a .json file of questions must be a list, got {type(rows).__name__} (at {path})")
     return ((number, f"{path}[{number}]", row) for number, row in enumerate(rows))

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any
 
 import duckdb
 
@@ -101,18 +101,17 @@ _PYTHON = frozenset(
 _NESTED = frozenset(("list", "array", "struct", "map", "union", "variant"))
 
 Fingerprint = tuple[int, ...]
-T = TypeVar("T")
 
 _OPENER = ThreadPoolExecutor(1, thread_name_prefix="duckdb-files")
 
 
-def run_in_query_thread(work: Callable[[], T]) -> T:
+def run_in_query_thread(work: Callable[[], None]) -> None:
     """Run work in a thread that may open no file: not even the database's, which another thread opens."""
     import traceback  # noqa: F401 (its file is out of reach in that thread)
 
     _OPENER.submit(int).result()  # starts its thread, which inherits no wall
     with ThreadPoolExecutor(1, initializer=sandbox.forbid_files) as thread:
-        return thread.submit(work).result()
+        thread.submit(work).result()
 
 
 def fingerprint_of(path: str) -> Fingerprint:

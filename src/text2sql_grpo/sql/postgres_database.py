@@ -184,12 +184,12 @@ class HardenedPostgres:
         guarded = self._guard.search(sql)
         if guarded:
             return failure("denied", f"not allowed: {guarded[0].lower()}; {ONLY_READING}")
-        asked = [sql]
-        if word == "EXPLAIN" and (making := _MAKING.search(sql)):
+        if word != "EXPLAIN":
+            cursor = f"DECLARE result NO SCROLL CURSOR FOR {sql}"
+            return self._answer([cursor, _fetch(limits.max_rows + 1)], limits)
+        if making := _MAKING.search(sql):
             return failure("denied", f"not allowed: EXPLAIN with {making[0].upper()}; {ONLY_READING}")
-        if word != "EXPLAIN":  # no query for a cursor; the transaction and the role bound it
-            asked = [f"DECLARE result NO SCROLL CURSOR FOR {sql}", _fetch(limits.max_rows + 1)]
-        return self._answer(asked, limits)
+        return self._answer([sql], limits)  # not of a cursor: the transaction and the role bound it
 
     def _answer(self, asked: list[str], limits: Limits) -> ExecutionOutcome:
         """Outcome of a query and its first FETCH, or of an EXPLAIN."""

@@ -13,6 +13,9 @@ import signal
 import struct
 import sys
 
+if sys.platform != "win32":
+    import resource
+
 TYPE_CHECKING = False  # see `sqlite`
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -150,8 +153,6 @@ def forbid_files() -> None:
 def forbid_processes() -> None:
     """Let this process start neither a thread nor a process any more; root is exempt from it."""
     if sys.platform == "linux":
-        import resource
-
         with contextlib.suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))
 
@@ -201,8 +202,6 @@ def _die_with(parent: int) -> None:
 
 
 def _set_limits() -> None:
-    import resource
-
     lower_limit(resource.RLIMIT_NOFILE, MAX_OPEN_FILES)
     lower_limit(resource.RLIMIT_FSIZE, MAX_FILE_BYTES)
     lower_limit(resource.RLIMIT_CORE, 0)
@@ -210,8 +209,6 @@ def _set_limits() -> None:
 
 def lower_limit(bound: int, value: int) -> None:
     """Set a resource limit, or keep a lower one."""
-    import resource
-
     hard = resource.getrlimit(bound)[1]  # only root may raise it
     value = value if hard == resource.RLIM_INFINITY else min(value, hard)
     resource.setrlimit(bound, (value, value))

@@ -47,21 +47,9 @@ def schema_of(
     """
     columns_of: dict[Hashable, list[Column]] = defaultdict(list)
     values_of: dict[Hashable, list[str]] = defaultdict(list)
-    for relation, value, column, kind, is_nullable, is_primary, comment, *more in columns:
-        expression, labels, base_type, refuses_null = more
-        columns_of[relation].append(
-            Column(
-                column,
-                kind,
-                is_nullable,
-                is_primary,
-                one_line(comment),
-                expression=expression,
-                labels=tuple(labels or ()),
-                base_type=base_type,
-                is_domain_not_null=refuses_null,
-            )
-        )
+    for relation, value, *facts, comment, expression, labels, base_type, refuses_null in columns:
+        fields = (*facts, one_line(comment), (), expression, tuple(labels or ()), base_type, refuses_null)
+        columns_of[relation].append(Column(*fields))
         values_of[relation].append(value)
     keys_of: dict[Hashable, dict[tuple[str | None, ...], None]] = defaultdict(dict)
     for relation, names in keys:

@@ -113,12 +113,12 @@ class ReadGuard:
             self.denied = f"the function {name}"
         elif action == sqlite3.SQLITE_PRAGMA:
             if name in _READING_PRAGMAS:
-                return sqlite3.SQLITE_OK
+                return _OK
             self.denied = f"PRAGMA {name}"
         elif action == sqlite3.SQLITE_UPDATE and name in _SCHEMA_TABLES:
             # SQLite < 3.41 checks this when it sets up json_each or pragma_table_info. A real UPDATE of
             # these tables is refused by SQLite itself, and the file is open for reading only.
-            return sqlite3.SQLITE_OK
+            return _OK
         elif name in _SCHEMA_TABLES or action not in _ACTION_NAMES:
             self.denied = "a change of the schema"
         else:

@@ -22,6 +22,9 @@ from functools import cache
 from marshal import loads
 from types import SimpleNamespace
 
+if os.name != "nt":
+    import resource
+
 from text2sql_grpo.errors import RunError
 from text2sql_grpo.sql import sandbox, sqlite
 from text2sql_grpo.sql.engines import ENGINES
@@ -261,8 +264,6 @@ def _max_open_databases() -> int:
     """Number of databases that may be open at once: each takes two files, and a query a few more."""
     if os.name == "nt":
         return MAX_OPEN_DATABASES
-    import resource
-
     n_files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return MAX_OPEN_DATABASES if n_files == resource.RLIM_INFINITY else min(MAX_OPEN_DATABASES, n_files // 3)
 
@@ -297,8 +298,6 @@ def _traceback(error: Exception) -> str:
 def _extend_processor_time() -> None:
     """Let the kernel end this process if the thread that watches the deadlines cannot run any more."""
     if sys.platform == "linux":
-        import resource
-
         hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
         soft = int(time.process_time()) + SPARE_CPU_S
         soft = soft if hard == resource.RLIM_INFINITY else min(soft, hard)
@@ -308,8 +307,6 @@ def _extend_processor_time() -> None:
 def _limit_memory(kind: str) -> None:
     sqlite3.connect(":memory:").execute(f"PRAGMA hard_heap_limit = {HEAP_LIMIT_BYTES}")
     if sys.platform == "linux":  # macOS accepts the limits, and does not enforce them
-        import resource
-
         sandbox.lower_limit(resource.RLIMIT_AS, ENGINES[kind].address_space)
 
 

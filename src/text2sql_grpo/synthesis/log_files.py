@@ -1,7 +1,6 @@
 """Statements of logs: SQL files, histories, PostgreSQL's log, pg_stat_statements, dbt projects."""
 
 import csv
-import json
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -13,6 +12,7 @@ from typing import Any
 from jinja2 import StrictUndefined, TemplateError
 from jinja2.sandbox import SandboxedEnvironment
 
+from text2sql_grpo.data.question_files import parsed_json
 from text2sql_grpo.errors import DataError, needs_extra
 from text2sql_grpo.files import parse_yaml
 from text2sql_grpo.sql.address import Database, parse_address
@@ -191,19 +191,13 @@ def _csv_rows(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _json_rows(path: Path) -> Iterator[Any]:
-    try:
-        rows = json.loads("".join(_lines(path)))
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"cannot read the log as JSON: {error} (at {path})") from error
+    rows = parsed_json("".join(_lines(path)), "the log as JSON", path)
     yield from rows if isinstance(rows, list) else [rows]
 
 
 def _json_lines(path: Path) -> Iterator[Any]:
     for number, line in enumerate(_lines(path), start=1):
-        try:
-            yield json.loads(line) if line.strip() else {"query": ""}
-        except (ValueError, RecursionError) as error:
-            raise DataError(f"cannot read a JSON object: {error} (at {path}:{number})") from error
+        yield parsed_json(line, "a JSON object", f"{path}:{number}") if line.strip() else {"query": ""}
 
 
 _EXPORTS = {".csv": _csv_rows, ".json": _json_rows, ".jsonl": _json_lines, ".ndjson": _json_lines}
@@ -251,6 +245,6 @@ def _dbt_project(folder: Path) -> Iterator[Statement]:
 
 def _count_tests(node: Any) -> int:
     if isinstance(node, dict):
-        own = (len(node[key] or ()) for key in ("tests", "data_tests") if isinstance(node.get(key), list))
+        own = (len(node[key]) for key in ("tests", "data_tests") if isinstance(node.get(key), list))
         return sum(own) + sum(map(_count_tests, node.values()))
     return sum(map(_count_tests, node)) if isinstance(node, list) else 0
