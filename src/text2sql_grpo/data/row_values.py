@@ -64,7 +64,11 @@ def columns_of_csv(connection: "DuckDBPyConnection", file: Path, reader: str) ->
         {name: kind for name, kind, *_ in connection.execute(f"DESCRIBE FROM {call}", path).fetchall()}
         for call in (reader, f"{options}, nullstr = [{_MARKS}])")
     )
-    tests = [(name, form, test) for name, kind in kinds.items() for form, test in _tests(name, kind)]
+    tests = [
+        (name, form, test)
+        for name, kind in kinds.items()
+        for form, test in _tests(name, kind, unmarked[name])
+    ]
     counted = [f"count({_unmarked(name)})" for name in kinds]
     counted += [f"count_if({test})" for _, _, test in tests]
     counting = f"SELECT {', '.join(counted)} FROM {options}, all_varchar = true)"
@@ -93,12 +97,14 @@ def _unmarked(name: str) -> str:
     return f"CASE WHEN trim({column}) NOT IN ({_MARKS}) THEN {column} END"
 
 
-def _tests(name: str, kind: str) -> Iterator[tuple[str, str]]:
-    """Forms that values of a column may have, and the condition in SQL of each."""
+def _tests(name: str, kind: str, unmarked: str) -> Iterator[tuple[str, str]]:
+    """Forms that values of a column may have, and the condition in SQL of each; see `_change`."""
     is_text = kind == "VARCHAR"
     column = _unmarked(name) if is_text else quote_name(name, "duckdb")
     for form, pattern in (_PATTERNS | _TEXT_PATTERNS if is_text else _PATTERNS).items():
         yield form, f"regexp_full_match({column}, '{pattern}')"
+    if is_text:
+        yield "cast", f"try_cast({column} AS {unmarked}) IS NOT NULL"
     for form in _MOMENTS if is_text else ():
         yield form, f"try_strptime({column}, '{form}') IS NOT NULL"
 
@@ -111,7 +117,7 @@ def _change(name: str, kind: str, unmarked: str, *, every: set[str], some: set[s
     """
     column = quote_name(name, "duckdb")
     if kind == "VARCHAR" and "code" not in some:
-        if unmarked != kind:
+        if unmarked != kind and "cast" in every:  # not for 31.12.2024, which only the reader of CSV takes
             change = "holds marks of missing values: read as without them"
             return change, f"CAST({_unmarked(name)} AS {unmarked})"
         change, read = _read_as(_unmarked(name), every, some)
