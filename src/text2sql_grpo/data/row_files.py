@@ -83,23 +83,25 @@ def _copy(connection: "DuckDBPyConnection", file: Path, folder: Path) -> None:
 
     if not file.stat().st_size:
         raise DataError(f"cannot read the rows: the file is empty (at {file})")
-    table = quote_name(file.stem, "duckdb")
-    is_csv = file.suffix.lower() in (".csv", ".tsv")
+    table, suffix = quote_name(file.stem, "duckdb"), file.suffix.lower()
+    is_csv = suffix in (".csv", ".tsv")
     read = _as_utf8(file, folder) if is_csv else file
     try:
-        if file.suffix.lower() == ".xlsx":
+        if suffix == ".xlsx":
             connection.register("_sheet", _sheet(file))
             connection.execute(f"CREATE TABLE {table} AS SELECT * FROM _sheet")
             connection.unregister("_sheet")
         else:
-            shown, reader = "*", _reader(read)
-            if is_csv:
-                shown, reader = columns_of_csv(connection, read, reader)
+            shown, reader = "*", "read_json(?, sample_size = -1)"
+            if suffix == ".parquet":
+                reader = "read_parquet(?)"
+            elif is_csv:
+                shown, reader = columns_of_csv(connection, read, _csv_reader(read))
             connection.execute(f"CREATE TABLE {table} AS SELECT {shown} FROM {reader}", [str(read)])
         columns = connection.execute(f"DESCRIBE {table}").fetchall()
     except duckdb.Error as error:
         lines = [line for line in str(error).partition("\nLINE ")[0].splitlines() if line.strip()]
-        why = _odd_line(read) or " ".join(lines[:3])
+        why = (_odd_line(read) if is_csv else "") or " ".join(lines[:3])
         raise DataError(f"cannot read the rows: {why} (at {file})") from error
     shown = listed([f"{name} {kind}" for name, kind, *_ in columns], MAX_COLUMNS_SHOWN)
     _logger.info("%s: table %s (%s)", file, file.stem, shown)
@@ -140,12 +142,8 @@ def _as_utf8(file: Path, folder: Path) -> Path:
     return copy
 
 
-def _reader(file: Path) -> str:
-    """DuckDB's call that reads a file."""
-    if file.suffix.lower() == ".parquet":
-        return "read_parquet(?)"
-    if file.suffix.lower() not in (".csv", ".tsv"):
-        return "read_json(?, sample_size = -1)"
+def _csv_reader(file: Path) -> str:
+    """DuckDB's call that reads a CSV file."""
     names = _first_line(file).strip().split(_delimiter(file))
     if all(re.fullmatch(r"\s*-?[\d.]*\s*", name) for name in names):
         raise DataError(f"cannot read the rows: the first line holds no names (at {file})")
@@ -168,8 +166,6 @@ def _first_line(file: Path) -> str:
 
 def _odd_line(file: Path) -> str:
     """Description of the first row of a CSV file that is not UTF-8 or as long as its names; or empty."""
-    if file.suffix.lower() not in (".csv", ".tsv"):
-        return ""
     with file.open("rb") as opened, suppress(csv.Error):
         rows = csv.reader(map(bytes.decode, opened), delimiter=_delimiter(file))
         try:
