@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, get_args, get_origin, get_typ
 
 from text2sql_grpo.data.example import Example
 from text2sql_grpo.errors import DataError
+from text2sql_grpo.sql.names import plain_name
 
 if TYPE_CHECKING:  # slow to import
     from datasets import Dataset
@@ -88,12 +89,6 @@ def hub_dataset(source: Path | str) -> "Dataset":
             f"cannot load the dataset: {error} ({source}); check its name, config and split, and "
             "HF_TOKEN; without a network, load it once where there is one and copy the cache (HF_HOME)"
         ) from error
-
-
-@lru_cache(maxsize=1024)
-def plain_name(column: str) -> str:
-    """Name of a column without case, blanks and signs: `Gold SQL` and `gold_sql` are one."""
-    return re.sub(r"[\W_]+", "", column.casefold())
 
 
 _FIELDS = {

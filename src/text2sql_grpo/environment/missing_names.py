@@ -5,6 +5,7 @@ from collections.abc import Collection
 from difflib import get_close_matches
 
 from text2sql_grpo.sql.engines import ENGINES
+from text2sql_grpo.sql.names import plain_name
 from text2sql_grpo.sql.schema import Schema
 
 MIN_LIKENESS = 0.5  # of two names, from 0 to 1 (difflib)
@@ -26,7 +27,7 @@ def missing_name_advice(schema: Schema, sql: str, error: str) -> str:
     """
     engine, error = ENGINES[schema.dialect], error[:MAX_READ_CHARS]
     if found := re.search(engine.missing_table, error) or _REFUSED_TABLE.fullmatch(error):
-        tables = {_folded(one.name): one.name for one in schema.relations}
+        tables = {plain_name(one.name): one.name for one in schema.relations}
         alike = _alike(_last_part(found), tables)
         return "read " + " or ".join(tables[name] for name in alike) if alike else ""
     if not (found := re.search(engine.missing_column, error)):
@@ -34,10 +35,12 @@ def missing_name_advice(schema: Schema, sql: str, error: str) -> str:
     name, columns = _last_part(found), [(one, column) for one in schema.relations for column in one.columns]
     words = _words(sql)
     named = {one.name for one in schema.relations if _words(one.name) <= words}
-    same = [(one.name, column.name) for one, column in columns if _folded(column.name) == name]
+    same = [(one.name, column.name) for one, column in columns if plain_name(column.name) == name]
     if same and not any(table in named for table, _ in same):
         return "join " + " or ".join(f"{table}, which has {column}" for table, column in same[:MAX_ADVISED])
-    places = {_folded(column.name): (one.name, column.name) for one, column in columns if one.name in named}
+    places = {
+        plain_name(column.name): (one.name, column.name) for one, column in columns if one.name in named
+    }
     taken = [place for place in same if place[0] in named] or [places[one] for one in _alike(name, places)]
     if taken:
         return "take " + " or ".join(f"{column} from {table}" for table, column in taken[:MAX_ADVISED])
@@ -54,17 +57,8 @@ def _words(text: str) -> set[str]:
 
 
 def _last_part(found: re.Match[str]) -> str:
-    """A missing name without its table or schema, folded."""
-    return _folded(next(filter(None, found.groups())).rpartition(".")[2])
-
-
-def _folded(name: str) -> str:
-    """Letters and digits of a name in lower case.
-
-    >>> _folded('"Allergy_Type"')
-    'allergytype'
-    """
-    return re.sub(r"[\W_]", "", name).casefold()
+    """A missing name without its table or schema, see `plain_name`."""
+    return plain_name(next(filter(None, found.groups())).rpartition(".")[2])
 
 
 def _alike(name: str, names: Collection[str]) -> list[str]:

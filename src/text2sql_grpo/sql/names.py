@@ -1,6 +1,7 @@
 """Names of tables and columns, quoted only if SQL needs it."""
 
 import re
+from functools import lru_cache
 
 from text2sql_grpo.sql.address import Kind
 
@@ -55,3 +56,13 @@ def quote_name(name: str, dialect: Kind = "sqlite") -> str:
 def dotted_name(namespace: str, name: str, dialect: Kind) -> str:
     """Name of a table or view in a query, behind its namespace if that is not empty."""
     return ".".join(quote_name(part, dialect) for part in (namespace, name) if part or part is name)
+
+
+@lru_cache(maxsize=1024)
+def plain_name(name: str) -> str:
+    """Letters and digits of a name without their case: `Gold SQL` and `gold_sql` are one.
+
+    >>> plain_name('"Allergy_Type"')
+    'allergytype'
+    """
+    return re.sub(r"[\W_]+", "", name.casefold())

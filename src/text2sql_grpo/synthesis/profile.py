@@ -13,7 +13,7 @@ from text2sql_grpo.grading.mirror import mirror_type, table_sql
 from text2sql_grpo.sql import SQLExecutor
 from text2sql_grpo.sql.address import Database, parse_address
 from text2sql_grpo.sql.hidden import hide
-from text2sql_grpo.sql.names import quote_name
+from text2sql_grpo.sql.names import plain_name, quote_name
 from text2sql_grpo.sql.outcome import Limits, Row
 from text2sql_grpo.sql.query import in_dialect
 from text2sql_grpo.sql.schema import Column, ForeignKey, Table, read_schema
@@ -79,7 +79,7 @@ class TableProfile:
         if primary:
             return primary[0] if len(primary) == 1 else None
         fitting = (name for name, found in self.columns.items() if found.is_unique)
-        return next((name for name in fitting if _KEY_NAME.search(_letters(name))), None)
+        return next((name for name in fitting if _KEY_NAME.search(plain_name(name))), None)
 
     @property
     def is_link(self) -> bool:
@@ -247,7 +247,7 @@ class Profile:
         if own.is_unique or len(own.values) < MIN_REFERRING or not set(own.values) <= set(parent.values):
             return False
         is_first = key == self.tables[other].table.columns[0].name
-        return _letters(column) == _letters(key) or (is_first and own.kind == "text")
+        return plain_name(column) == plain_name(key) or (is_first and own.kind == "text")
 
     def _is_within(self, table: str, column: str, other: str, key: str) -> bool:
         """True if a column has values, all of the kind of a key and among its values."""
@@ -277,10 +277,6 @@ def _kind(values: set[Any]) -> Kind | None:
     return "date" if all(_DATE.match(value) for value in values) else "text"
 
 
-def _letters(name: str) -> str:
-    return re.sub(r"[\W_]", "", name).lower()
-
-
 def _looks_like_key(profile: TableProfile, column: str) -> bool:
     keys = profile.table.keys
     return (column,) in keys if keys else profile.columns[column].kind in ("number", "text")
@@ -294,7 +290,7 @@ def _refers(column: str, other: str, key: str) -> bool:
     >>> _refers("name", "customers", "name"), _refers("id", "customers", "id")
     (False, False)
     """
-    own, target, table = map(_letters, (column, key, other))
+    own, target, table = map(plain_name, (column, key, other))
     if not _KEY_NAME.search(target):
         return False
     if own == target:

@@ -14,7 +14,7 @@ import yaml
 from text2sql_grpo.errors import DataError
 from text2sql_grpo.files import write_text
 from text2sql_grpo.sql import schema as sql_schema
-from text2sql_grpo.sql.names import quote_name
+from text2sql_grpo.sql.names import plain_name, quote_name
 from text2sql_grpo.synthesis.nouns import (
     column_noun,
     count_noun,
@@ -385,8 +385,8 @@ def _flag_role(declared: sql_schema.Column, found: Values, has_flags: bool) -> L
 def _rows_name(table: sql_schema.Table) -> str:
     """Name of what a row is: the table's, or its key's if the table is called by its columns (`ZIP_CITY`)."""
     keys = [column.name for column in table.columns if column.is_primary_key]
-    letters = [re.sub(r"[\W_]", "", column.name).lower() for column in table.columns]
-    is_called = len(letters) > 1 and "".join(letters) == re.sub(r"[\W_]", "", table.name).lower()
+    parts = [plain_name(column.name) for column in table.columns]
+    is_called = len(parts) > 1 and "".join(parts) == plain_name(table.name)
     return keys[0] if is_called and len(keys) == 1 else table.name
 
 
