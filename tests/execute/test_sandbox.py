@@ -345,6 +345,21 @@ def test_granted_folder_takes_new_databases_without_a_restart(tmp_path: Path) ->
         assert len(pids) == 1
 
 
+def test_folders_may_be_granted_while_queries_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    resolved = os.path.realpath
+    with SQLExecutor(workers=1, cache_entries=0) as executor:
+
+        def resolved_late(path: str) -> str:
+            executor.grant_folder(tmp_path / f"of another thread {time.monotonic_ns()}")
+            return resolved(path)
+
+        for folder in ("one", "two"):
+            executor.grant_folder(tmp_path / folder)
+        build(tmp_path / "0.sqlite")
+        monkeypatch.setattr(os.path, "realpath", resolved_late)
+        assert executor.execute(tmp_path / "0.sqlite", "SELECT count(*) FROM t").rows == ((3,),)
+
+
 @pytest.mark.parametrize("scheme", ["", "duckdb:///"])
 def test_what_is_no_file_is_refused_at_once(tmp_path: Path, database: Path, scheme: str) -> None:
     fifo, listening = tmp_path / "fifo.sqlite", tmp_path / "socket.sqlite"

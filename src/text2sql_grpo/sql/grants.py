@@ -83,7 +83,7 @@ class Grants:
             return {path: _identity(path) for path in _client_files(location)}
         path = os.path.realpath(location)
         identity = _identity(path, self._kind)
-        for folder in map(os.path.realpath, self._folders):
+        for folder in map(os.path.realpath, tuple(self._folders)):  # another thread may grant one now
             if path.startswith(folder + os.sep):
                 return {folder: _identity(folder)}
         beside = {path + suffix: _identity(path + suffix) for suffix in _SIDE_FILES[self._kind]}
