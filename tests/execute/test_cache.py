@@ -293,6 +293,14 @@ def test_remembered_result_never_answers_a_text_that_fails(database: Path, other
         assert [outcome.status for outcome in both] == ["ok", "error"]
 
 
+def test_a_text_that_is_too_long_for_its_blanks_is_refused_alone(database: Path) -> None:
+    with SQLExecutor(Limits(max_sql_bytes=80), workers=1) as executor:
+        sql = f"SELECT '{'é' * 20}'"
+        padded = sql + " " * (80 - len(sql))  # 80 characters, 100 bytes
+        assert executor.execute(database, padded).status == "error"
+        assert executor.execute(database, sql).rows == (("é" * 20,),)
+
+
 def test_cache_can_be_off(database: Path) -> None:
     with SQLExecutor(workers=1, cache_entries=0) as executor:
         outcomes = executor.execute_many([(database, "SELECT n FROM t")] * 3)

@@ -149,7 +149,8 @@ class SQLExecutor:
             sql = str.__str__(sql)  # plain text of a subclass, which cannot be marshalled
             queries.append((kind, (location, sql)))
             # A longer text is refused, perhaps for its blanks alone.
-            if self._cache.max_entries and len(sql) <= limits.max_sql_bytes and not ENGINES[kind].is_server:
+            is_long = len(sql.encode(errors="replace")) > limits.max_sql_bytes
+            if self._cache.max_entries and not is_long and not ENGINES[kind].is_server:
                 text = normalised(sql)
                 first = firsts.setdefault((location, text), position)
                 if first != position:
