@@ -143,7 +143,6 @@ def _as_utf8(file: Path, folder: Path) -> Path:
 
 
 def _csv_reader(file: Path) -> str:
-    """DuckDB's call that reads a CSV file."""
     names = _first_line(file).strip().split(_delimiter(file))
     if all(re.fullmatch(r"\s*-?[\d.]*\s*", name) for name in names):
         raise DataError(f"cannot read the rows: the first line holds no names (at {file})")

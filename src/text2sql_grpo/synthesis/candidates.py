@@ -25,8 +25,7 @@ from text2sql_grpo.synthesis.words import Column, Database, Source, Table
 Side = Literal["seen", "held_out", "any"]
 
 FEW = (2, 3, 4, 5)
-LEAST = (2, 3, 5, 10, 20, 50, 100, 200, 500, 1000)
-"""Least sizes of groups."""
+LEAST = (2, 3, 5, 10, 20, 50, 100, 200, 500, 1000)  # least sizes of groups
 MAX_CATEGORIES = 24
 MAX_LITERAL_LENGTH = 30
 

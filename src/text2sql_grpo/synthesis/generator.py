@@ -31,10 +31,8 @@ MAX_ROWS = 50
 MAX_FAILURES = 60
 MAX_TIMEOUTS = 3
 MAX_NAMED = 6  # columns, or reasons of tables, in one line
-MAX_SHARE = 0.1
-"""Largest share of a file that one template gives, where ten or more can be used."""
-MIN_EACH = 20
-"""Questions of a template that no share cuts."""
+MAX_SHARE = 0.1  # largest share of a file that one template gives, where ten or more can be used
+MIN_EACH = 20  # questions of a template that no share cuts
 
 _RANKED = re.compile(r"SELECT .*? (FROM .*) ORDER BY (.*?)( DESC)?(?: LIMIT (\d+))?")
 _Streams = Mapping[Drafter, Iterator[Example]]

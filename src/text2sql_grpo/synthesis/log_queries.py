@@ -17,12 +17,9 @@ from text2sql_grpo.synthesis.log_files import Statement
 from text2sql_grpo.synthesis.profile import TIMEOUT_S, Profile, Value
 
 MAX_ROWS = 50
-MAX_SHAPES = 20_000
-"""Different statements that are kept in memory; literals do not count as a difference."""
-N_TRIED = 5
-"""Statements of one shape, and values of its parameters, that are tried until one has rows."""
-N_ASKED = 5
-"""Rows asked for where the limit is a parameter."""
+MAX_SHAPES = 20_000  # different statements that are kept in memory; literals do not count as a difference
+N_TRIED = 5  # statements of one shape, and values of its parameters, that are tried until one has rows
+N_ASKED = 5  # rows asked for where the limit is a parameter
 
 _LIMITS = Limits(timeout_s=TIMEOUT_S, max_rows=MAX_ROWS + 1)
 _LITERAL = re.compile(r"'(?:[^']|'')*'|\b\d+(?:\.\d+)?\b")

@@ -68,7 +68,6 @@ def _is_word(word: str) -> bool:
 
 @cache
 def _dictionary() -> frozenset[str]:
-    """English words."""
     return frozenset(SpellChecker(language="en").word_frequency.dictionary)
 
 

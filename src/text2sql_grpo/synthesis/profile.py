@@ -21,13 +21,10 @@ from text2sql_grpo.sql.schema import Column, ForeignKey, Table, read_schema
 Value = str | int | float
 Kind = Literal["number", "date", "text"]
 
-SAMPLE_ROWS = 20_000
-"""Rows of a table whose values are read. Every gold query still runs on the whole table."""
+SAMPLE_ROWS = 20_000  # of a table, whose values are read; every gold query runs on the whole table
 MAX_VALUES = 10_000
-MIN_REFERRING = 3
-"""Different values of a column that is taken for a foreign key by its values."""
-TIMEOUT_S = 5.0
-"""Time limit of a query of the profile and of a gold query, seconds."""
+MIN_REFERRING = 3  # different values of a column that is taken for a foreign key by its values
+TIMEOUT_S = 5.0  # time limit of a query of the profile and of a gold query, seconds
 _SAMPLE = Limits(timeout_s=60.0, max_rows=SAMPLE_ROWS, max_bytes=200_000_000)
 _GOLD = Limits(timeout_s=TIMEOUT_S)
 _KEY_NAME = re.compile(r"(id|nr|no|num|number|nummer|code|key|cod|uuid)$")

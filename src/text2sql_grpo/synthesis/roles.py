@@ -80,7 +80,6 @@ def plain_text(text: str) -> str:
 
 
 def _of_number(noun: str, found: Values, n_rows: int) -> set[str]:
-    """Roles of a column of numbers."""
     known = vocabulary()
     words = noun.split()
     values = found.values

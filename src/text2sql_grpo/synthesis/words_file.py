@@ -76,7 +76,7 @@ def read_words(path: Path | None) -> Words:
 
 
 def _with_text_keys(tree: Any) -> Any:
-    """Values that YAML reads as numbers, such as the 1 of `1: open`, as text."""
+    """Mapping with keys as text, such as the 1 of `1: open`, which YAML reads as a number."""
     if not isinstance(tree, Mapping):
         return tree
     return {str(key): _with_text_keys(value) for key, value in tree.items()}
