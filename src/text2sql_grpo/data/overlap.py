@@ -77,11 +77,10 @@ def format_overlap(rows: list[OverlapRow]) -> str:
     for row in rows:
         cells = ["-" if share is None else f"{100 * share:.1f}%" for share in row.shares.values()]
         table.append((row.training_set, row.other_set, str(row.count), *cells))
-    widths = [max(len(line[column]) for line in table) for column in range(len(header))]
-    return "\n".join(
-        "  ".join(cell.ljust(width) if column < 2 else cell.rjust(width) for column, (cell, width) in cells)
-        for cells in (list(enumerate(zip(line, widths, strict=True))) for line in table)
-    )
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    signs = ["<", "<", *">" * (len(widths) - 2)]  # names to the left, numbers to the right
+    form = "  ".join(f"{{:{sign}{width}}}" for sign, width in zip(signs, widths, strict=True))
+    return "\n".join(form.format(*line) for line in table)
 
 
 def _share(key: str, seen: set[str], questions: list[Keys]) -> float | None:
