@@ -210,11 +210,14 @@ def test_a_folder_of_rows_is_one_database(tmp_path: Path, caplog: pytest.LogCapt
         {"town": ["Lisbon", "Porto"], "opened": [date(2021, 3, 1), None], "size": [3, 4.5]}
     )
     sheet.to_excel(folder / "office.xlsx", index=False)
+    for name in ("._sale.csv", "~$office.xlsx"):  # of macOS, and of Excel while it shows the file
+        (folder / name).write_bytes(b"\0\5\x16\7")
     caplog.set_level("INFO")
 
     databases = Databases(folder)
 
     assert databases.names() == ["shop"]
+    assert len(rows_of(databases, "shop", "SHOW TABLES")) == 5
     assert rows_of(databases, "shop", "SELECT sum(price), max(day) FROM sale") == [(2.5, "2024-05-02")]
     assert rows_of(databases, "shop", 'SELECT age, code, n FROM "staff list", branch, number') == [
         (41, "LIS", 7)

@@ -195,10 +195,11 @@ def _in_folder(folder: Path) -> dict[str, Database]:
 
 
 def _row_files(folder: Path) -> list[Path]:
-    """Files of rows, if the folder holds no database."""
+    """Files of rows, if the folder holds no database; not those that macOS and Excel put next to them."""
     if _in_folder(folder):
         return []
-    return sorted(path for path in folder.iterdir() if path.suffix.lower() in ROW_FILES)
+    files = (path for path in folder.iterdir() if not path.name.startswith((".", "~$")))
+    return sorted(path for path in files if path.suffix.lower() in ROW_FILES)
 
 
 def _built(source: Database) -> Database:
