@@ -182,7 +182,7 @@ def mcp_server(config: Config) -> Iterator[Finding]:
 
 
 def sandbox(executor: SQLExecutor) -> Finding:
-    """Parts of the kernel's wall around SQL workers."""
+    """Parts of the kernel's sandbox of SQL workers."""
     parts = executor.describe()["sandbox"]
     missing = [part for part, is_active in parts.items() if not is_active]
     if not missing:

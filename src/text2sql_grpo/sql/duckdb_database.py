@@ -109,7 +109,7 @@ def run_in_query_thread(work: Callable[[], None]) -> None:
     """Run work in a thread that may open no file: not even the database's, which another thread opens."""
     import traceback  # noqa: F401 (its file is out of reach in that thread)
 
-    _OPENER.submit(int).result()  # starts its thread, which inherits no wall
+    _OPENER.submit(int).result()  # starts its thread, which `forbid_files` leaves as it is
     with ThreadPoolExecutor(1, initializer=sandbox.forbid_files) as thread:
         thread.submit(work).result()
 

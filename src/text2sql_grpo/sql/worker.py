@@ -59,9 +59,9 @@ class Worker:
     the query that it belongs to has no answer yet.
     """
 
-    def __init__(self, frames: FrameReader, kind: str, parent: int, walls: tuple[str, ...]) -> None:
+    def __init__(self, frames: FrameReader, kind: str, parent: int, sandbox_parts: tuple[str, ...]) -> None:
         self._frames = frames
-        self._walls = walls
+        self._sandbox_parts = sandbox_parts
         self._kind = kind
         self._parent = parent
         # Output of libraries goes to stderr, not between the frames.
@@ -85,7 +85,7 @@ class Worker:
         threading.Thread(target=self._watch, daemon=True).start()
         sandbox.forbid_processes()
         _extend_processor_time()
-        self._write([marshalled(wall) for wall in self._walls])  # ready
+        self._write([marshalled(part) for part in self._sandbox_parts])  # ready
         while True:
             limits, segments = loads(self._frames.read()[0])
             self._limits = SimpleNamespace(**limits)  # `outcome.Limits` is slow to import
@@ -249,7 +249,7 @@ class Worker:
             os._exit(0)
 
 
-_absent: list[RunError] = []  # the engine, found out before the wall, which hides modules of the user
+_absent: list[RunError] = []  # the engine, found out before the sandbox, which hides modules of the user
 
 
 @cache
@@ -325,13 +325,13 @@ def main() -> None:
     except RunError as error:  # raised again by the first query, which the parent sees
         _absent.append(error)
     _limit_memory(kind)
-    walls = sandbox.enter(
+    parts = sandbox.enter(
         readable, [folder] if folder else [], parent=parent, has_network=ENGINES[kind].is_server
     )
     gc.freeze()
     gc.set_threshold(100_000)  # rows of tuples need no collection
     with contextlib.suppress(EOFError, BrokenPipeError):  # the parent is gone
-        worker = Worker(frames, kind, parent, walls)
+        worker = Worker(frames, kind, parent, parts)
         module = None if _absent else engine(kind)[0]
         getattr(module, "run_in_query_thread", lambda serve: serve())(worker.serve)
     os._exit(0)
