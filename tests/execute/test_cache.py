@@ -11,6 +11,7 @@ from pathlib import Path
 import duckdb
 import pytest
 
+from text2sql_grpo.errors import DataError
 from text2sql_grpo.sql import ExecutionOutcome, Limits, SQLExecutor
 from text2sql_grpo.sql.cache import ENTRY_BYTES, Key, ResultCache, normalised
 from text2sql_grpo.sql.outcome import Row
@@ -299,6 +300,13 @@ def test_a_text_that_is_too_long_for_its_blanks_is_refused_alone(database: Path)
         padded = sql + " " * (80 - len(sql))  # 80 characters, 100 bytes
         assert executor.execute(database, padded).status == "error"
         assert executor.execute(database, sql).rows == (("é" * 20,),)
+
+
+def test_a_file_keeps_no_result_for_another_engine(database: Path) -> None:
+    with SQLExecutor(workers=1) as executor:
+        assert executor.execute(database, "SELECT n FROM t").is_ok
+        with pytest.raises(DataError, match="of another system"):
+            executor.execute(f"duckdb:///{database}", "SELECT n FROM t")
 
 
 def test_cache_can_be_off(database: Path) -> None:

@@ -10,7 +10,7 @@ from text2sql_grpo.sql.sqlite_file import Fingerprint
 
 ENTRY_BYTES = 680  # of an entry and its fingerprint, without the texts and the rows
 
-Key = tuple[str, str, Fingerprint, Limits]  # location, text and what else decides about the rows
+Key = tuple[str, str, Fingerprint, Limits]  # engine and location, text, what else decides about the rows
 
 
 def normalised(sql: str) -> str:
@@ -54,8 +54,8 @@ class ResultCache:
     def put(self, key: Key, outcome: ExecutionOutcome) -> None:
         """Store a result, unless it is larger than `max_bytes`."""
         data = dumps((*outcome[:-1], True), 2)
-        location, text, *_ = key
-        n_bytes = ENTRY_BYTES + sys.getsizeof(location) + sys.getsizeof(text) + sys.getsizeof(data)
+        place, text, *_ = key
+        n_bytes = ENTRY_BYTES + sys.getsizeof(place) + sys.getsizeof(text) + sys.getsizeof(data)
         if n_bytes <= self._max_bytes:
             with self._lock:
                 self._entries.put(key, data, size=n_bytes)

@@ -151,16 +151,16 @@ class SQLExecutor:
             # A longer text is refused, perhaps for its blanks alone.
             is_long = len(sql.encode(errors="replace")) > limits.max_sql_bytes
             if self._cache.max_entries and not is_long and not ENGINES[kind].is_server:
-                text = normalised(sql)
-                first = firsts.setdefault((location, text), position)
+                text, place = normalised(sql), f"{kind}:{location}"
+                first = firsts.setdefault((place, text), position)
                 if first != position:
                     twins.append((position, first))
                     continue
-                if location not in fingerprints:
-                    fingerprints[location] = fingerprint(database)
-                found = fingerprints[location]
+                if place not in fingerprints:
+                    fingerprints[place] = fingerprint(database)
+                found = fingerprints[place]
                 if found is not None and found[-1]:  # else the content may change without a trace
-                    keys[position] = (location, text, found, limits)
+                    keys[position] = (place, text, found, limits)
                     outcomes[position] = self._cache.get(keys[position])
             if outcomes[position] is None:
                 wanted.append(position)
