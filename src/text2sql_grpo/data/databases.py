@@ -213,12 +213,12 @@ def _built(source: Database) -> Database:
             raise DataError(f"one database is needed, and this folder holds {found} (at {source})")
         return f"duckdb:///{build_from_rows(source, files, cache_folder('databases'))}"
     if kind == "sql":
-        return _build(source)
+        return _built_of_text(source)
     is_misnamed = kind == "sqlite" and source.suffix.lower() in DUCKDB_FILES
     return f"{kind}:///{source.absolute()}" if kind == "duckdb" or is_misnamed else source
 
 
-def _build(source: Path) -> Path:
+def _built_of_text(source: Path) -> Path:
     """Build a database from SQL text; safe if several processes do so at once."""
     try:
         content = source.read_bytes()
