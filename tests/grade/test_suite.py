@@ -14,7 +14,7 @@ from sqlglot import exp
 
 from text2sql_grpo.errors import DataError
 from text2sql_grpo.files import prune
-from text2sql_grpo.grading.suite import TestSuite
+from text2sql_grpo.grading.suite import MAX_SUITES, TestSuite
 from text2sql_grpo.grading.verdict import CHANGING, Grader, Submission
 from text2sql_grpo.sql.executor import SQLExecutor
 
@@ -196,6 +196,16 @@ def test_suites_are_kept_by_content(shop: Path, executor: SQLExecutor, tmp_path:
     assert not set(of(again, elsewhere, GOLD)) & set(paths)
     assert not set(of(again, shop, GOLD + " AND city = 1")) & set(paths)
     assert again.n_searched == 2
+
+
+def test_suites_that_no_longer_fit_in_memory_stay_in_the_folder(
+    shop: Path, executor: SQLExecutor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(MAX_SUITES, "sqlite", 1)
+    suite = TestSuite(executor, tmp_path)
+    paths = of(suite, shop, GOLD)
+    assert of(suite, shop, GOLD + " AND city = 1") and of(suite, shop, GOLD) == paths
+    assert all(path.exists() for path in paths) and suite.n_searched == 2
 
 
 def test_entries_that_no_run_used_for_long_are_deleted(

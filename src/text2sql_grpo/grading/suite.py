@@ -155,8 +155,9 @@ class TestSuite:
             if found is None:
                 found = self._made(database, gold_sql)
                 if found.gap != FAILED:  # it may succeed another time
-                    for gone in known.put(key, found):
-                        self._engines.drop(gone)
+                    gone = known.put(key, found)
+                    for suite in gone if address.engine.needs_mirror else ():
+                        self._engines.drop(suite)
             if found.databases and address.engine.needs_mirror:
                 gap = self._engines.mirror(database).gap_of(answer_sql)
                 return Suite(gap=gap) if gap else found
