@@ -132,6 +132,22 @@ def test_any_of_several_golds_is_accepted(database: Path) -> None:
         assert grade("SELECT 1", "SELECT b FROM t") == (True, True, "equal")
 
 
+def test_accepted_queries_are_read_again_when_the_database_changes(
+    tmp_path: Path, executor: SQLExecutor
+) -> None:
+    path = make_database(tmp_path / "shop.sqlite", "CREATE TABLE t (a); INSERT INTO t VALUES (1);")
+    golds = ("SELECT 7", "SELECT count(*) FROM t")
+    grader = Grader(executor)
+    assert grader.grade(path, *golds, other_golds=golds[1:]).strict
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("INSERT INTO t VALUES (2)")
+    assert grader.grade(path, *golds, other_golds=golds[1:]).strict
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("DROP TABLE t")
+    assert grader.grade(path, golds[1], "SELECT 2").reason == "gold_failed"
+    assert grader.changed_golds == {(path, golds[1])}
+
+
 # The schema of `rewrites.jsonl`: pairs of queries that ask the same of any database of it.
 SCHEMA = """
 CREATE TABLE ward (id INTEGER PRIMARY KEY, title TEXT);

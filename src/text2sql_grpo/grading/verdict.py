@@ -39,6 +39,7 @@ REASONS: dict[Reason, str] = {
     "gold_failed": "the gold query failed, so the answer was not judged",
 }
 
+_Read = tuple[list[GoldResult], ExecutionOutcome | None]  # of the gold queries, and of the submitted one
 _logger = logging.getLogger(__name__)
 
 
@@ -138,26 +139,24 @@ class Grader:
         """
         read = self._read(submissions)
         reasons = [
-            self._on_database(one, predicted) if predicted is not None and predicted.is_ok else ()
-            for one, (_, predicted) in zip(submissions, read, strict=True)
+            _reasons(golds, predicted, one.sql or "")
+            for one, (golds, predicted) in zip(submissions, read, strict=True)
         ]
         accepted: dict[int, str] = {}
         for place in range(max(map(len, reasons), default=0)):
-            asked: dict[int, tuple[Database, str, str]] = {}
-            for index, (one, by_gold) in enumerate(zip(submissions, reasons, strict=True)):
-                if index not in accepted and by_gold[place : place + 1] == ("equal",):
-                    asked[index] = (one.database, one.golds[place], one.sql or "")
-            gaps = zip(asked, self._gaps(list(asked.values())), strict=True)
-            accepted |= {index: gap for index, gap in gaps if gap is not None}
+            right = [i for i, by_gold in enumerate(reasons) if by_gold[place : place + 1] == ["equal"]]
+            asked = [index for index in right if index not in accepted]
+            gaps = self._gaps([submissions[index] for index in asked], place)
+            accepted |= {i: gap for i, gap in zip(asked, gaps, strict=True) if gap is not None}
         self.accepted.update(accepted.values())
         return [
-            _verdict(gold, predicted, by_gold, accepted.get(index))
-            for index, ((gold, predicted), by_gold) in enumerate(zip(read, reasons, strict=True))
+            _verdict(golds[0], predicted, by_gold, accepted.get(index))
+            for index, ((golds, predicted), by_gold) in enumerate(zip(read, reasons, strict=True))
         ]
 
-    def _read(self, submissions: Sequence[Submission]) -> list[tuple[GoldResult, ExecutionOutcome | None]]:
+    def _read(self, submissions: Sequence[Submission]) -> list[_Read]:
         """Results of gold and submitted queries on one version of each database."""
-        found: dict[int, tuple[GoldResult, ExecutionOutcome | None]] = {}
+        found: dict[int, _Read] = {}
         left = list(range(len(submissions)))
         for _ in range(MAX_READINGS):
             databases = {submissions[index].database for index in left}
@@ -165,9 +164,10 @@ class Grader:
             asked = []
             for index in left:
                 one = submissions[index]
-                gold = self.gold_result(one.database, one.gold_sql, version=versions[one.database])
-                found[index] = (gold, None)
-                if one.sql is not None and gold.is_usable:
+                version = versions[one.database]
+                golds = [self.gold_result(one.database, sql, version=version) for sql in one.golds]
+                found[index] = (golds, None)
+                if one.sql is not None and golds[0].is_usable:
                     asked.append((index, (one.database, one.sql)))
             outcomes = self._executor.execute_many([query for _, query in asked], limits=self._limits)
             for (index, _), outcome in zip(asked, outcomes, strict=True):
@@ -180,22 +180,16 @@ class Grader:
                 break
         return [found[index] for index in range(len(submissions))]
 
-    def _on_database(self, one: Submission, predicted: ExecutionOutcome) -> tuple[Reason, ...]:
-        """Reason by each gold query, of a prediction that ran on the database."""
-        reasons: list[Reason] = []
-        for gold_sql in one.golds:
-            gold = self.gold_result(one.database, gold_sql)
-            reasons.append(gold.difference(predicted, one.sql or "") if gold.is_usable else "gold_failed")
-        return tuple(reasons)
-
-    def _gaps(self, asked: Sequence[tuple[Database, str, str]]) -> list[str | None]:
-        """Gap of each prediction that its gold query's test databases accept; None for the others.
+    def _gaps(self, submissions: Sequence[Submission], place: int) -> list[str | None]:
+        """Gap of each prediction that the test databases of a gold query accept; None for the others.
 
         Args:
-            asked: Database, gold query and prediction of each.
+            submissions: Predictions that are right on their databases.
+            place: Place of the gold query among the accepted ones.
         """
         if self.suite is None:
-            return ["" for _ in asked]
+            return ["" for _ in submissions]
+        asked = [(one.database, one.golds[place], one.sql or "") for one in submissions]
         suites = [self.suite.databases(*one) for one in asked]
         judged = [self.gold_result(database, gold).on_later_day(sql) for database, gold, sql in asked]
         queries = [
@@ -238,7 +232,7 @@ class Grader:
             if known is not None and version in (None, known_version):
                 return known
         gold = GoldResult.of(self._executor, database, gold_sql, limits=self._limits)
-        differs = known is not None and known.difference(gold.outcome, gold_sql) != "equal"
+        differs = known is not None and not known.accepts(gold.outcome, gold_sql)
         if gold.outcome.status in ("ok", "error") and differs and key not in self.changed_golds:
             _logger.warning("The database changed: this gold query has another result now: %s", gold_sql)
             self.changed_golds.add(key)
@@ -246,6 +240,15 @@ class Grader:
             with self._lock:
                 self._golds.put(key, (gold, version), size=len(dumps(gold.outcome.rows)))
         return gold
+
+
+def _reasons(
+    golds: Sequence[GoldResult], predicted: ExecutionOutcome | None, predicted_sql: str
+) -> list[Reason]:
+    """Reason by each gold query; none of a prediction that did not run."""
+    if predicted is None or not predicted.is_ok:
+        return []
+    return [gold.difference(predicted, predicted_sql) if gold.is_usable else "gold_failed" for gold in golds]
 
 
 def _verdict(
