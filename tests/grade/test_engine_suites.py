@@ -19,8 +19,8 @@ from tests.tiers import but_first_thorough
 from text2sql_grpo.audit.gold_stability import open_results
 from text2sql_grpo.errors import ConfigError
 from text2sql_grpo.grading import postgres_server as private
-from text2sql_grpo.grading.suite import TestSuite
-from text2sql_grpo.grading.verdict import CHANGING, Grader
+from text2sql_grpo.grading.suite import MAX_SUITES, TestSuite
+from text2sql_grpo.grading.verdict import CHANGING, Grader, Submission
 from text2sql_grpo.sql.address import parse_address
 from text2sql_grpo.sql.executor import SQLExecutor
 from text2sql_grpo.sql.postgres_role import restricted_role_sql
@@ -270,6 +270,19 @@ def test_copies_on_a_server_of_the_user_are_dropped_at_the_end(
     assert _n_left(postgres_server) > 4
     del own
     assert _n_left(postgres_server) == 0
+
+
+@pytest.mark.thorough
+def test_a_batch_may_have_more_gold_queries_than_copies_are_kept(
+    postgres_server: PostgresServer, tmp_path: Path, executor: SQLExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(MAX_SUITES, "postgresql", 1)
+    monkeypatch.setattr("text2sql_grpo.grading.verdict.MAX_SUITES_AT_ONCE", 1)
+    url = postgres_server.create("many", "CREATE TABLE t AS SELECT n AS a FROM generate_series(1, 9) AS n")
+    grader = Grader(executor, suite=TestSuite(executor, tmp_path))
+    golds = [f"SELECT a FROM t WHERE a > {number}" for number in (3, 4)]
+    assert all(one.strict for one in grader.grade_many([Submission(url, gold, gold) for gold in golds]))
+    assert grader.accepted == {"": 2}
 
 
 def _n_left(server: PostgresServer) -> int:

@@ -19,6 +19,7 @@ from text2sql_grpo.sql.lru import Lru
 from text2sql_grpo.sql.outcome import ExecutionOutcome, Limits
 
 MAX_READINGS = 3  # of gold queries and answers, where the database changes between the two
+MAX_SUITES_AT_ONCE = 32  # whose databases are read together; PostgreSQL's are dropped when others come
 MAX_GOLD_BYTES = 200_000_000  # of the gold queries' rows in memory
 CHANGING = "the answer reads the clock in a form that was not judged as of a later day, or random values"
 _CHANGES = re.compile(
@@ -146,8 +147,10 @@ class Grader:
         for place in range(max(map(len, reasons), default=0)):
             right = [i for i, by_gold in enumerate(reasons) if by_gold[place : place + 1] == ["equal"]]
             asked = [index for index in right if index not in accepted]
-            gaps = self._gaps([submissions[index] for index in asked], place)
-            accepted |= {i: gap for i, gap in zip(asked, gaps, strict=True) if gap is not None}
+            for start in range(0, len(asked), MAX_SUITES_AT_ONCE):
+                part = asked[start : start + MAX_SUITES_AT_ONCE]
+                gaps = self._gaps([submissions[index] for index in part], place)
+                accepted |= {i: gap for i, gap in zip(part, gaps, strict=True) if gap is not None}
         self.accepted.update(accepted.values())
         return [
             _verdict(golds[0], predicted, by_gold, accepted.get(index))
