@@ -449,6 +449,14 @@ def test_a_result_that_hangs_on_the_order_of_visits_is_seen(
         assert is_stable(base, connection, gold, again) is expected
 
 
+def test_letters_have_one_case_on_both_copies_where_like_is_exact(base: DatabaseSample) -> None:
+    exact = replace(base, is_like_exact=True)
+    with closing(materialise(exact, {"city": [(1, "Oslo", "Norway")]})) as connection:
+        gold = GoldResult("SELECT name FROM city WHERE name LIKE 'o%'", partial(run_gold, connection))
+        assert gold.outcome.rows == ()
+        assert is_stable(exact, connection, gold, ())
+
+
 def hostile(path: Path) -> Path:
     """A database in which one instruction of a generated column, a CHECK or a view takes long."""
     slow = "instr(hex(zeroblob({0})), substr(hex(zeroblob({0})), {0}) || '1')"

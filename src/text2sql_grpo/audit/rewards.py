@@ -137,7 +137,8 @@ class RewardAudit:
         if not query or not result.is_usable or gold is None:
             return
         rng = Random(f"{seed} {path.name} {gold_sql}")
-        base = with_links(base, path, gold.links)
+        engine = parse_address(database).engine
+        base = replace(with_links(base, path, gold.links), is_like_exact=engine.is_like_exact)
 
         def rows(sql: str) -> tuple[Row, ...] | None:
             outcome = executor.execute(path, sql)
@@ -158,8 +159,7 @@ class RewardAudit:
         ]
         wrong = {sql for (_, _, sql), native, found in running if result.difference(found, native) != "equal"}
         alike = [sql for (_, _, sql), _, _ in running if sql not in wrong]
-        engine = parse_address(database).engine
-        wrong |= _differing(base, gold, query, alike, rng, is_like_exact=engine.is_like_exact)
+        wrong |= _differing(base, gold, query, alike, rng)
         for (kind, name, sql), native, _ in running:
             if sql in wrong:
                 answer = Answer(kind, name, example.database, gold_sql, native, is_right=False)
@@ -193,18 +193,12 @@ class RewardAudit:
 
 
 def _differing(
-    base: DatabaseSample,
-    gold: GoldQuery,
-    gold_sql: str,
-    queries: Sequence[str],
-    rng: Random,
-    *,
-    is_like_exact: bool,
+    base: DatabaseSample, gold: GoldQuery, gold_sql: str, queries: Sequence[str], rng: Random
 ) -> set[str]:
-    """Queries that differ from the gold on a random variant; `is_like_exact` if LIKE tells cases apart."""
+    """Queries that differ from the gold on a random variant."""
     wrong: set[str] = set()
     contents = (draw_rows(base, gold, rng) for _ in range(VARIANTS))
-    for drawn in drawn_databases(base, contents, gold, gold_sql, case_sensitive_like=is_like_exact):
+    for drawn in drawn_databases(base, contents, gold, gold_sql):
         with closing(drawn.connection) as connection:
             for sql in (sql for sql in queries if sql not in wrong):
                 outcome = run_gold(connection, sql)

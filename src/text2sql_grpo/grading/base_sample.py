@@ -226,6 +226,7 @@ class DatabaseSample:
         views: Query of each view, by its name in lower case; of each table with generated columns one on the
             table, with their expressions.
         tables: Tables by name, parents before children unless references form a cycle.
+        is_like_exact: True if LIKE distinguishes upper from lower case, as on other engines.
         time: Budget of the expressions in the statements, shared by all samples of the database.
     """
 
@@ -233,6 +234,7 @@ class DatabaseSample:
     statements: tuple[Statement, ...]
     views: dict[str, str]
     tables: dict[str, TableSample]
+    is_like_exact: bool = False
     time: ExpressionTime = field(default_factory=ExpressionTime, compare=False, repr=False)
 
     @cached_property

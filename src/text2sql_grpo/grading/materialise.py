@@ -42,6 +42,8 @@ class SmallDatabase(sqlite3.Connection):
         super().__init__(path or ":memory:", isolation_level=None, cached_statements=cached_statements)
         self.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, max_bytes)
         self.time = base.time
+        if base.is_like_exact:
+            self.execute("PRAGMA case_sensitive_like = ON")
 
 
 def materialise(base: DatabaseSample, content: Content, path: Path | None = None) -> SmallDatabase:

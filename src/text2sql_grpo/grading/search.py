@@ -150,20 +150,17 @@ def drawn_databases(
     *,
     folder: Path | None = None,
     only_stable: bool = True,
-    case_sensitive_like: bool = False,
 ) -> Iterator[Drawn]:
     """Make databases, and yield those on which the gold query runs; the caller closes them.
 
     Args:
         folder: Where their files are made; None for databases in memory.
         only_stable: Leave out those on which the result depends on the order of the scan; see `is_stable`.
-        case_sensitive_like: Whether LIKE distinguishes upper from lower case, as on other engines.
     """
     again = with_ties_decided(gold.tree)
     for number, content in enumerate(contents):
         path = folder / f"{number}.sqlite" if folder is not None else None
         connection = materialise(base, content, path)
-        connection.execute(f"PRAGMA case_sensitive_like = {case_sensitive_like:d}")
         result = GoldResult(gold_sql, partial(run_gold, connection))
         if result.outcome.is_ok and not result.outcome.is_truncated:
             has_one_result = partial(is_stable, base, connection, result, again)
