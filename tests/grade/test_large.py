@@ -27,6 +27,7 @@ def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [
         (GOLD, f"{GOLD};", "equal"),
         (GOLD, f"{GOLD} ORDER BY b DESC -- all", "equal"),
+        (f"{GOLD}; -- all", f"{GOLD};\n/* done; */", "equal"),
         (GOLD, "WITH u AS (SELECT * FROM t) SELECT name, a FROM u", "equal"),  # columns in another order
         (GOLD, f"{GOLD} WHERE b <> 100", "values"),
         (GOLD, f"{GOLD} UNION ALL SELECT 1, 'n1'", "values"),

@@ -28,7 +28,7 @@ from text2sql_grpo.sql.address import Database, parse_address
 from text2sql_grpo.sql.engines import DIALECTS
 from text2sql_grpo.sql.executor import SQLExecutor
 from text2sql_grpo.sql.outcome import Cell, ExecutionOutcome, Limits, Row
-from text2sql_grpo.sql.query import number_value, read_query, write_query
+from text2sql_grpo.sql.query import number_value, read_query, split_statements, write_query
 
 KEY_TOLERANCE = 1e-12  # relative; keys this close differ by rounding alone and tie
 RANKS_BEYOND_LIMIT = 10  # rows whose keys may be that close to the last one shown
@@ -36,7 +36,6 @@ _MOMENT = re.compile(r"\d{4}-\d\d-\d\d([ T]\d\d:\d\d(:\d\d(\.\d{1,6})?)?(Z|[+-]\
 
 # Names that no table has: a prediction that ran by itself cannot read them.
 _GOLD, _PREDICTED = "gold_5d0c71e8a6", "predicted_5d0c71e8a6"
-_END = "; \t\r\n"
 
 _LATER = {"DATE": "2087-06-15", "TIME": "12:00:00", "TIMESTAMP": "2087-06-15 12:00:00"}
 _CLOCKS: dict[type[exp.Expr], str] = {
@@ -156,7 +155,7 @@ class GoldResult:
         for order in (tuple(range(n_columns)), column_order(self.outcome, predicted)):
             if order is None:
                 continue
-            outcome = self._run(_differing(self.sql, predicted_sql, order))
+            outcome = self._run(_differing(self.sql, predicted_sql, order, self._dialect))
             if outcome.is_ok and not outcome.rows:
                 shown = tuple(tuple(row[index] for index in order) for row in predicted.rows)
                 return "order" if self._is_ordered and shown != self.outcome.rows else "equal"
@@ -372,18 +371,18 @@ def _moment(cell: Cell) -> Cell:
     return moment.isoformat(sep=" ").removesuffix(" 00:00:00")
 
 
-def _differing(gold_sql: str, predicted_sql: str, order: Sequence[int]) -> str:
+def _differing(gold_sql: str, predicted_sql: str, order: Sequence[int], dialect: str) -> str:
     """Query for a row that one result has more often than the other; `order`: see `column_order`."""
-    gold_names = [f"c{index}" for index in range(len(order))]
-    names = [f"c{order.index(index)}" for index in range(len(order))]
-    columns = ", ".join(gold_names)
+    columns = ", ".join(f"c{index}" for index in range(len(order)))
+    names = ", ".join(f"c{order.index(index)}" for index in range(len(order)))
+    gold, predicted = ([*split_statements(sql, dialect)[0], sql][0] for sql in (gold_sql, predicted_sql))
 
     def counted(name: str) -> str:
         return f"SELECT {columns}, count(*) FROM {name} GROUP BY {columns}"
 
     return (
-        f"WITH {_GOLD} ({columns}) AS (\n{gold_sql.rstrip(_END)}\n), "
-        f"{_PREDICTED} ({', '.join(names)}) AS (\n{predicted_sql.rstrip(_END)}\n) "
+        f"WITH {_GOLD} ({columns}) AS (\n{gold}\n), "
+        f"{_PREDICTED} ({names}) AS (\n{predicted}\n) "
         f"SELECT * FROM ({counted(_GOLD)} EXCEPT {counted(_PREDICTED)}) AS missing "
         f"UNION ALL SELECT * FROM ({counted(_PREDICTED)} EXCEPT {counted(_GOLD)}) AS added LIMIT 1"
     )
