@@ -6,6 +6,7 @@ The gold query is checked again on each copy, and only results of the engine dec
 import tempfile
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
+from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 from threading import RLock
@@ -125,7 +126,7 @@ class EngineSuites:
             answer: The gold query's outcome on the database.
             search: Finds the test databases of a query on a SQLite file, the mirror.
         """
-        engine, mirror = self.engine(database), self.mirror(database)
+        mirror = self.mirror(database)
         if gap := why_unread(gold_sql, mirror.dialect):
             return Suite(gap=gap)
         if gap := mirror.gap_of(gold_sql):
@@ -140,25 +141,25 @@ class EngineSuites:
         copies: list[tuple[bool, bool, str]] = []  # the best ones are the smallest
         for path in chain(map(Path, found.databases), self._drawn(mirror, native)):
             url = self._copied(path, mirror, database)
-            known = self._sound_gold(url, mirror.dialect, gold_sql)
-            if known is None:
-                engine.drop(url)
+            known = GoldResult.of(self._executor, url, gold_sql, limits=self._limits)
+            if not self._is_sound(known, url, mirror.dialect):
+                self.drop(url)
                 continue
             returns_nothing = all(cell is None for row in known.outcome.rows for cell in row)
             copies.append((returns_nothing, known.accepts(answer, gold_sql), url))
             if sum(not is_empty for is_empty, *_ in copies) == self._size:
                 break
         copies.sort(key=lambda copy: copy[:2])
-        for *_, url in copies[self._size :]:
-            engine.drop(url)
+        self.drop(*(url for *_, url in copies[self._size :]))
         best = copies[: self._size]
         gap = gap_of([not is_same for _, is_same, _ in best], [is_empty for is_empty, *_ in best], self._size)
         return Suite(tuple(url for *_, url in best), gap)
 
-    def drop(self, suite: Suite) -> None:
-        """Remove the copies of a suite."""
-        for copy in suite.databases:
-            self.engine(copy).drop(str(copy))
+    def drop(self, *copies: Database) -> None:
+        """Remove copies that an engine made."""
+        with self._lock:
+            for copy in copies:
+                self.engine(copy).drop(str(copy))
 
     def is_refuted(self, database: Database, gold_sql: str, answer_sql: str) -> bool:
         """True if an answer has another result than its gold query on a copy of a random database."""
@@ -208,9 +209,9 @@ class EngineSuites:
             gold = GoldResult.of(self._executor, url, gold_sql, limits=self._limits)
             outcome = self._executor.execute(url, answer_sql, limits=self._limits)
             is_other = gold.outcome.is_ok and not gold.accepts(outcome, answer_sql, may_find_nothing=True)
-            return is_other and self._sound_gold(url, mirror.dialect, gold_sql) is not None
+            return is_other and self._is_sound(gold, url, mirror.dialect)
         finally:
-            self.engine(database).drop(url)
+            self.drop(url)
 
     def _copied(self, path: Path, mirror: Mirror, database: Database) -> str:
         """URL of a copy of a test database of the mirror."""
@@ -226,17 +227,14 @@ class EngineSuites:
                 materialise(base, content, path).close()
                 yield path
 
-    def _sound_gold(self, url: str, dialect: str, gold_sql: str) -> GoldResult | None:
-        """Result of the gold query on a copy; None if it fails there, or depends on ties."""
-        gold = GoldResult.of(self._executor, url, gold_sql, limits=self._limits)
-        tree = read_query(gold_sql, dialect).tree
+    def _is_sound(self, gold: GoldResult, url: str, dialect: str) -> bool:
+        """False if the gold query fails on a copy, or depends on ties."""
+        tree = read_query(gold.sql, dialect).tree
         if not gold.outcome.is_ok or gold.outcome.is_truncated or not isinstance(tree, exp.Query):
-            return None
-        for sql in with_ties_decided(tree, dialect):  # one after the other: one worker opens the copy
-            is_other = sql != tree.sql(dialect)
-            if is_other and not gold.accepts(self._executor.execute(url, sql, limits=self._limits), sql):
-                return None
-        return gold
+            return False
+        others = (sql for sql in with_ties_decided(tree, dialect) if sql != tree.sql(dialect))
+        run = partial(self._executor.execute, url, limits=self._limits)
+        return all(gold.accepts(run(sql), sql) for sql in others)  # in turn: one worker opens the copy
 
 
 def new_folder(scratch: Path) -> tempfile.TemporaryDirectory[str]:

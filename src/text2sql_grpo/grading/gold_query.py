@@ -96,7 +96,7 @@ class GoldQuery:
         is_recursive: Whether a CTE refers to itself.
         missing: Columns that it tests for NULL, the NULLs of outer joins aside.
         denied: Columns of which it leaves out rows with a literal, as `status <> 'lost'` does.
-        mixed: Columns that it compares with a literal in a CASE or FILTER: it needs rows of both kinds.
+        mixed: Columns in a CASE or FILTER: it needs rows of both kinds.
         summed: Columns that it adds up or averages.
         divided: Columns whose remainders it takes.
         cut: Columns of whose texts it takes a part, and those that it casts.

@@ -19,6 +19,7 @@ _COLUMNS = "SELECT name, type FROM pragma_table_xinfo(?) WHERE hidden <> 1"
 _REFUSALS = (sqlite3.IntegrityError, sqlite3.DataError, OverflowError)
 PAGE_BYTES = 512  # most tables hold a few rows: a test database of ten tables stays under 20 kB
 
+IN_MEMORY = Path(":memory:")
 Content = Mapping[str, Sequence[Row]]  # rows of each table, parents first
 R = TypeVar("R")
 
@@ -33,27 +34,27 @@ class SmallDatabase(sqlite3.Connection):
     def __init__(
         self,
         base: DatabaseSample,
-        path: Path | None = None,
+        path: Path = IN_MEMORY,
         *,
         max_bytes: int = MAX_BYTES,
         cached_statements: int = 0,
     ) -> None:
-        """Make one without tables: a new file, or in memory for None."""
-        super().__init__(path or ":memory:", isolation_level=None, cached_statements=cached_statements)
+        """Make one without tables, of a new file or in memory."""
+        super().__init__(path, isolation_level=None, cached_statements=cached_statements)
         self.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, max_bytes)
         self.time = base.time
         if base.is_like_exact:
             self.execute("PRAGMA case_sensitive_like = ON")
 
 
-def materialise(base: DatabaseSample, content: Content, path: Path | None = None) -> SmallDatabase:
+def materialise(base: DatabaseSample, content: Content, path: Path = IN_MEMORY) -> SmallDatabase:
     """Make a database with the sample's tables, views and constraints, and other rows.
 
     Rows that a constraint refuses are left out, and so are rows that then lack their parent. Longer values
     than `MAX_BYTES` are cut, rows with longer JSON left out.
 
     Args:
-        path: A new file; None for a database in memory.
+        path: A new file, or `IN_MEMORY`.
 
     Raises:
         SlowExpressionsError: See `ExpressionTime.metered`.

@@ -21,6 +21,7 @@ from text2sql_grpo.grading.boundaries import probes, with_equal_amounts
 from text2sql_grpo.grading.gold_query import GoldQuery, read_gold, why_unread
 from text2sql_grpo.grading.gold_result import GoldResult, with_ties_decided
 from text2sql_grpo.grading.materialise import (
+    IN_MEMORY,
     Content,
     SmallDatabase,
     is_stable,
@@ -113,14 +114,14 @@ class Drawn:
 
     Attributes:
         content: Its rows, before constraints refuse some.
-        path: Its file; None for one in memory.
+        path: Its file, or `IN_MEMORY`.
         connection: The database.
         gold: Result of the gold query.
         is_stable: See `materialise.is_stable`.
     """
 
     content: Content
-    path: Path | None
+    path: Path
     connection: SmallDatabase
     gold: GoldResult
     is_stable: Callable[[], bool]
@@ -159,7 +160,7 @@ def drawn_databases(
     """
     again = with_ties_decided(gold.tree)
     for number, content in enumerate(contents):
-        path = folder / f"{number}.sqlite" if folder is not None else None
+        path = folder / f"{number}.sqlite" if folder else IN_MEMORY
         connection = materialise(base, content, path)
         result = GoldResult(gold_sql, partial(run_gold, connection))
         if result.outcome.is_ok and not result.outcome.is_truncated:
@@ -226,9 +227,7 @@ def _relied_on(
     return with_identifiers(with_links(base.with_nulls(missing), database, links), database, identifying)
 
 
-@lru_cache(maxsize=N_SAMPLES)
-def _restricted(base: DatabaseSample, tables: frozenset[str]) -> DatabaseSample:
-    return base.restricted(tables)
+_restricted = lru_cache(maxsize=N_SAMPLES)(DatabaseSample.restricted)
 
 
 def draw_databases(database: Path, base: DatabaseSample, queries: Native, *, size: int) -> Iterator[Content]:
@@ -306,17 +305,16 @@ def find_counterexamples(
         more = (replace(Recipe.drawn(rng), nulls=0.3) for _ in range(N_WITH_NULLS))
         contents = chain(contents, (draw_rows(nulls, seeds, rng, recipe) for recipe in more))
     with ExitStack() as stack:
-        candidates: list[tuple[Path, Drawn]] = []
+        candidates: list[Drawn] = []
         for drawn in drawn_databases(read, contents, gold, gold_sql, folder=folder, only_stable=False):
             stack.callback(drawn.connection.close)
-            if drawn.path is not None:
-                candidates.append((drawn.path, drawn))
+            candidates.append(drawn)
         if not candidates:
             raise NoCandidateError("the gold query fails on all candidates")
-        outcomes = executor.execute_many([(path, answer_sql) for path, _ in candidates], limits=limits)
-        for (path, drawn), outcome in zip(candidates, outcomes, strict=True):
+        outcomes = executor.execute_many([(drawn.path, answer_sql) for drawn in candidates], limits=limits)
+        for drawn, outcome in zip(candidates, outcomes, strict=True):
             if not drawn.gold.accepts(outcome, may_find_nothing=True) and drawn.is_stable():
-                yield path
+                yield drawn.path
 
 
 def _recipes_for_answer(rng: Random, query: GoldQuery) -> list[Recipe]:

@@ -157,7 +157,7 @@ class TestSuite:
                 if found.gap != FAILED:  # it may succeed another time
                     gone = known.put(key, found)
                     for suite in gone if address.engine.needs_mirror else ():
-                        self._engines.drop(suite)
+                        self._engines.drop(*suite.databases)
             if found.databases and address.engine.needs_mirror:
                 gap = self._engines.mirror(database).gap_of(answer_sql)
                 return Suite(gap=gap) if gap else found
@@ -173,9 +173,9 @@ class TestSuite:
         key = (database, fingerprint(database), gold_sql, answer_sql)
         with self._lock:
             known = self._tried.get(key)
+            self.n_tried += known is None
         if known is not None:
             return known
-        self.n_tried += 1
         try:
             found = self._trial(database, gold_sql, answer_sql)
         except (SlowExpressionsError, NoCandidateError) as error:
