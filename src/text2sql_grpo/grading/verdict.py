@@ -12,7 +12,7 @@ from typing import Literal
 
 from text2sql_grpo.grading.gold_result import GoldResult
 from text2sql_grpo.grading.strict import Difference, bird_execution_accuracy
-from text2sql_grpo.grading.suite import TestSuite
+from text2sql_grpo.grading.suite import TestSuite, Trial
 from text2sql_grpo.sql.address import Database
 from text2sql_grpo.sql.executor import SQLExecutor
 from text2sql_grpo.sql.lru import Lru
@@ -196,31 +196,26 @@ class Grader:
         suites = [self.suite.databases(*one) for one in asked]
         judged = [self.gold_result(database, gold).on_later_day(sql) for database, gold, sql in asked]
         queries = [
-            (database, sql or "")
+            (test_database, sql)
             for sql, suite in zip(judged, suites, strict=True)
-            for database in suite.databases
+            if sql is not None
+            for test_database in suite.databases
         ]
         outcomes = iter(self._executor.execute_many(queries, limits=self._limits))
         gaps: list[str | None] = []
         for (database, gold_sql, _), sql, suite in zip(asked, judged, suites, strict=True):
-            own = list(islice(outcomes, len(suite.databases)))
-            golds = [self.gold_result(test_database, gold_sql) for test_database in suite.databases]
-            agrees = sql is not None and all(
-                gold.accepts(outcome, sql, may_find_nothing=True)
-                for gold, outcome in zip(golds, own, strict=True)
-                if gold.is_usable  # as it was when the database was made
-            )
-            if sql is None or not agrees:
+            if sql is None:
                 gaps.append(None)
-            elif suite.databases:
-                trial = self.suite.counterexample(database, gold_sql, sql)
-                changes = any(
-                    o.is_volatile and not g.outcome.is_volatile for g, o in zip(golds, own, strict=True)
-                )
-                changing = CHANGING if changes and _CHANGES.search(sql) else ""
-                gaps.append(None if trial.is_refuted else suite.gap or trial.gap or changing)
-            else:
-                gaps.append(suite.gap)
+                continue
+            golds = [self.gold_result(test_database, gold_sql) for test_database in suite.databases]
+            both = list(zip(golds, islice(outcomes, len(golds)), strict=True))
+            usable = [one for one in both if one[0].is_usable]  # as it was when the database was made
+            agrees = all(gold.accepts(outcome, sql, may_find_nothing=True) for gold, outcome in usable)
+            is_tried = agrees and suite.databases
+            trial = self.suite.counterexample(database, gold_sql, sql) if is_tried else Trial(not agrees)
+            changes = any(outcome.is_volatile and not gold.outcome.is_volatile for gold, outcome in both)
+            changing = CHANGING if changes and _CHANGES.search(sql) else ""
+            gaps.append(None if trial.is_refuted else suite.gap or trial.gap or changing)
         return gaps
 
     def gold_result(self, database: Database, gold_sql: str, *, version: object = None) -> GoldResult:
