@@ -251,6 +251,19 @@ def test_test_databases_of_a_duckdb_file_are_found_again(
     assert "internal error: TypeError" in again.databases(url, "SELECT a FROM t WHERE a > 4").gap
 
 
+@pytest.mark.parametrize(("least", "n_databases"), [(-(2**63), 1), (-(2**63) - 1, 0)])
+def test_integers_of_64_bits_are_copied(
+    tmp_path: Path, executor: SQLExecutor, least: int, n_databases: int
+) -> None:
+    with duckdb.connect(str(tmp_path / "big.duckdb")) as connection:
+        connection.execute("CREATE TABLE t (a HUGEINT); INSERT INTO t SELECT range FROM range(9)")
+        connection.execute("INSERT INTO t VALUES (?)", [least])
+    suite = TestSuite(executor, tmp_path, size=1)
+    found = suite.databases(f"duckdb:///{tmp_path}/big.duckdb", "SELECT a FROM t WHERE a > 3")
+    assert len(found.databases) == n_databases
+    assert ("more than 64 bits" in found.gap) == (not n_databases)
+
+
 @pytest.mark.thorough
 def test_copies_on_a_server_of_the_user_are_dropped_at_the_end(
     postgres_server: PostgresServer, tmp_path: Path, executor: SQLExecutor

@@ -43,7 +43,6 @@ MAX_ROWS = 20_000  # of a table: keys, links and NULLs are read off them
 MAX_ROWS_TRANSLATED = 200_000  # of a table; on a longer one queries must return the same on all rows
 LIMITS = Limits(timeout_s=60.0, max_rows=10 * MAX_ROWS, max_bytes=200_000_000)
 MAX_ALLOWED = 400  # rows whose values are allowed
-MAX_SQLITE_INTEGER = 2**63 - 1
 
 _KINDS = {
     "INTEGER": re.compile(r"U?(TINYINT|SMALLINT|INTEGER|BIGINT|HUGEINT)"),
@@ -401,7 +400,7 @@ def _rows(
                 query = f"SELECT {shown} FROM {table_sql(table)} WHERE ({parents}) IN ({used})"
                 known = set(rows)
                 rows += [row for row in read(executor, database, query) if row not in known]
-    if any(isinstance(cell, int) and abs(cell) > MAX_SQLITE_INTEGER for row in rows for cell in row):
+    if any(isinstance(cell, int) and not -(2**63) <= cell < 2**63 for row in rows for cell in row):
         raise DataError("it holds an integer of more than 64 bits")
     columns = [
         _normalised(column, cells)
