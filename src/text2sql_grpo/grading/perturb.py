@@ -519,8 +519,8 @@ class _Content:
                 yield sample, found
 
     def _redraw(self, table: TableSample, position: int, rows: list[list[Cell]]) -> None:
+        column = (table.name, table.columns[position])
         if nested := table.nested.get(position):
-            column = (table.name, table.columns[position])
             of_others = {v for other, found in self.gold.literals.items() if other != column for v in found}
             others = [value for value in self.gold.constants if value not in of_others]
             literals = self._some([*self.gold.literals.get(column, ()), *others])
@@ -532,11 +532,10 @@ class _Content:
             return
         pool = self._pool(table, position)
         exact, near = self._planted(table, position)
-        is_grouped = (table.name, table.columns[position]) in self.gold.grouped
+        is_grouped = column in self.gold.grouped
         groups = self._groups(pool, len(rows)) if is_grouped and self.recipe.in_groups else []
-        is_denied = (table.name, table.columns[position]) in self.gold.denied
-        planted = (1 - self.recipe.planted) / 2 if is_denied else self.recipe.planted
-        if (table.name, table.columns[position]) in self.gold.mixed:
+        planted = (1 - self.recipe.planted) / 2 if column in self.gold.denied else self.recipe.planted
+        if column in self.gold.mixed:
             planted = min(planted, 0.5)
         for index, row in enumerate(rows):
             if groups:
@@ -550,7 +549,7 @@ class _Content:
                 row[position] = pool[index % len(pool)] if not self.recipe.variety else self.rng.choice(pool)
         cells = [row[position] for row in rows]
         numbers = [cell for cell in cells if isinstance(cell, int | float) and abs(cell) < MAX_SUMMED]
-        is_summed = (table.name, table.columns[position]) in self.gold.summed and not self.recipe.ties
+        is_summed = column in self.gold.summed and not self.recipe.ties
         is_amount = is_summed and position not in table.dates.keys() | table.booleans
         if is_amount and numbers and self.rng.random() < 0.5:
             outlier = OUTLIER * max(numbers, key=abs)  # else the largest sum is that of the most rows
