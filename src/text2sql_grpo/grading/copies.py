@@ -4,18 +4,25 @@ import logging
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 from zlib import crc32
 
 from text2sql_grpo.grading.base_sample import orphans
 from text2sql_grpo.grading.materialise import insert_rows
-from text2sql_grpo.grading.mirror import Catalogue, Mirror, Step, read_rows, table_sql
+from text2sql_grpo.grading.mirror import Catalogue, Mirror, read_rows, table_sql
 from text2sql_grpo.sql.address import Database
 from text2sql_grpo.sql.executor import SQLExecutor
 from text2sql_grpo.sql.outcome import Cell, Row
 from text2sql_grpo.sql.schema import Column, Table
 
 _logger = logging.getLogger(__name__)
+
+
+class ScriptStep(NamedTuple):
+    """Statement that makes a part of a database; `name`: the table or view that it makes, or nothing."""
+
+    sql: str
+    name: str = ""
 
 
 class CopyEngine(Protocol):
@@ -45,7 +52,7 @@ class CopyEngine(Protocol):
 
 
 def run_script(
-    script: Sequence[Step], execute: Callable[[str], object], errors: type[Exception]
+    script: Sequence[ScriptStep], execute: Callable[[str], object], errors: type[Exception]
 ) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:
     """Run a script on an empty database; return what ran, and the tables that it failed to make, why.
 
@@ -53,7 +60,7 @@ def run_script(
     """
     kept, left = list[str](), list(script)
     while True:
-        failed = list[tuple[Step, str]]()
+        failed = list[tuple[ScriptStep, str]]()
         for step in left:
             try:
                 execute(step.sql)

@@ -11,8 +11,8 @@ import duckdb
 
 from text2sql_grpo.errors import DataError
 from text2sql_grpo.files import draft, prune_once
-from text2sql_grpo.grading.copies import as_text, fill, run_script
-from text2sql_grpo.grading.mirror import Catalogue, Mirror, Step, read, table_sql
+from text2sql_grpo.grading.copies import ScriptStep, as_text, fill, run_script
+from text2sql_grpo.grading.mirror import Catalogue, Mirror, read, table_sql
 from text2sql_grpo.sql.address import Database
 from text2sql_grpo.sql.executor import SQLExecutor
 from text2sql_grpo.sql.names import quote_name
@@ -72,14 +72,14 @@ class DuckDBCopies:
         """See `copies.CopyEngine`."""
         foreign_keys = read(executor, database, _FOREIGN_KEYS)
         views = [(str(name), str(sql)) for name, sql in read(executor, database, _VIEWS)]
-        script = [Step(str(sql)) for (sql,) in read(executor, database, _BEFORE_TABLES)]
+        script = [ScriptStep(str(sql)) for (sql,) in read(executor, database, _BEFORE_TABLES)]
         for *table, sql in read(executor, database, _TABLES):
             create = str(sql)
             for *child, text in foreign_keys:
                 create = create.replace(f", {text!s}", "") if child == table else create
-            script.append(Step(create, str(table[1])))
-        script += [Step(str(sql)) for (sql,) in read(executor, database, _INDEXES)]
-        script += [Step(sql, name) for name, sql in views]
+            script.append(ScriptStep(create, str(table[1])))
+        script += [ScriptStep(str(sql)) for (sql,) in read(executor, database, _INDEXES)]
+        script += [ScriptStep(sql, name) for name, sql in views]
         queries = tuple((name, _QUERY.split(sql, maxsplit=1)[1].rstrip("; ")) for name, sql in views)
         with closing(duckdb.connect(":memory:", config=_CONFIG)) as connection:
             kept, gaps = run_script(script, connection.execute, duckdb.Error)

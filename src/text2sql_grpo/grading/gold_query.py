@@ -93,7 +93,7 @@ class GoldQuery:
         identifying: Columns by whose values it picks rows: compared with texts or with themselves, and all of
             a table of which it picks the rows that another one lacks.
         aims: Expressions that it compares with numbers.
-        is_recursive: Whether a CTE refers to itself.
+        is_recursive: True if a CTE refers to itself.
         missing: Columns that it tests for NULL, the NULLs of outer joins aside.
         denied: Columns of which it leaves out rows with a literal, as `status <> 'lost'` does.
         mixed: Columns in a CASE or FILTER: it needs rows of both kinds.

@@ -15,7 +15,6 @@ from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
 
 from sqlglot import exp
 
@@ -71,13 +70,6 @@ def mirror_type(column: Column) -> str:
 def table_sql(table: Table) -> str:
     """Name of a table in SQL."""
     return ".".join(quoted(part) for part in (table.namespace, table.name) if part)
-
-
-class Step(NamedTuple):
-    """Statement that makes a part of a database; `name`: the table or view that it makes, or nothing."""
-
-    sql: str
-    name: str = ""
 
 
 @dataclass(frozen=True)
@@ -180,7 +172,7 @@ def build_mirror(
         schema: Its tables, with the columns that the mirror is to have.
         folder: Where mirrors are kept, by their content.
         max_rows: Rows read of each table.
-        is_copied: Whether rows of the mirror will be written to the engine, which must read them back. Then
+        is_copied: True if rows of the mirror will be written to the engine, which must read them back. Then
             the mirror computes generated columns; else it holds them.
 
     Raises:
@@ -347,7 +339,7 @@ def _checks(catalogue: Catalogue, kinds: dict[str, str]) -> dict[str, list[str]]
     found = defaultdict[str, list[str]](list)
     for statement in catalogue.script:
         tree = read_query(statement, catalogue.dialect).tree if "CHECK" in statement.upper() else None
-        table = tree.find(exp.Table) if isinstance(tree, exp.Create | exp.Alter) else None
+        table = tree.find(exp.Table) if isinstance(tree, exp.Create) else None
         for check in tree.find_all(exp.CheckColumnConstraint) if tree and table else ():
             test = f"SELECT {check.this.sql(catalogue.dialect)}"
             query = as_sqlite(test, catalogue.dialect, kinds, has_regexp=True)
@@ -413,16 +405,16 @@ def _normalised(column: Column, cells: Sequence[Cell]) -> Sequence[Cell]:
     """Cells of a column; moments all in one form, by which the search knows a column of dates."""
     if mirror_type(column) != "TIMESTAMP":
         return cells
-    texts = [None if cell is None else _moment(str(cell)) for cell in cells]
+    texts = [None if cell is None else _padded_moment(str(cell)) for cell in cells]
     if all(text is None or ".000000" in text for text in texts):
         texts = [text and text.replace(".000000", "") for text in texts]
     return texts
 
 
-def _moment(text: str) -> str:
+def _padded_moment(text: str) -> str:
     """Moment with six digits of a second and minutes in its offset.
 
-    >>> _moment("2020-01-31 10:00:00.5+00")
+    >>> _padded_moment("2020-01-31 10:00:00.5+00")
     '2020-01-31 10:00:00.500000+00:00'
     """
     offset = _OFFSET.search(text[10:])

@@ -15,8 +15,8 @@ import psycopg
 
 from text2sql_grpo.errors import ConfigError, DataError
 from text2sql_grpo.grading.base_sample import quoted
-from text2sql_grpo.grading.copies import as_text, fill, run_script
-from text2sql_grpo.grading.mirror import Catalogue, Mirror, Step, read, table_sql
+from text2sql_grpo.grading.copies import ScriptStep, as_text, fill, run_script
+from text2sql_grpo.grading.mirror import Catalogue, Mirror, read, table_sql
 from text2sql_grpo.grading.postgres_server import PostgresServer
 from text2sql_grpo.sql.address import Database
 from text2sql_grpo.sql.executor import SQLExecutor
@@ -137,13 +137,13 @@ class PostgresCopies:
         constraints = read(executor, database, _CONSTRAINTS)
         views = read(executor, database, _VIEWS)
         search_path = str(read(executor, database, _SEARCH_PATH)[0][0])
-        script = [Step(str(sql)) for (sql,) in read(executor, database, _BEFORE_TABLES)]
+        script = [ScriptStep(str(sql)) for (sql,) in read(executor, database, _BEFORE_TABLES)]
         for table in dict.fromkeys(row[:2] for row in columns):
             parts = [str(text) for *place, text in (*columns, *constraints) if tuple(place) == table]
             full = ".".join(quoted(str(part)) for part in table)
-            script.append(Step(f"CREATE TABLE {full} ({', '.join(parts)})", str(table[1])))
-        script += [Step(str(sql)) for (sql,) in read(executor, database, _INDEXES)]
-        script += [Step(f"CREATE VIEW {full!s} AS {sql!s}", str(name)) for full, name, sql in views]
+            script.append(ScriptStep(f"CREATE TABLE {full} ({', '.join(parts)})", str(table[1])))
+        script += [ScriptStep(str(sql)) for (sql,) in read(executor, database, _INDEXES)]
+        script += [ScriptStep(f"CREATE VIEW {full!s} AS {sql!s}", str(name)) for full, name, sql in views]
         template = _Template(self._new_name(), self._new_name(), self._new_name(), secrets.token_hex(16))
         self._admin().execute(f"CREATE ROLE {template.owner} LOGIN PASSWORD '{template.password}'")
         self._admin().execute(f"CREATE DATABASE {template.database} OWNER {template.owner}")

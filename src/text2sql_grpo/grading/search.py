@@ -135,7 +135,7 @@ class _Candidate:
         content: Its rows.
         killed: Mutants with another result than the gold query's there; `HARD_CODED` for its result on the
             database.
-        returns_nothing: Whether the gold query returns no rows, or NULLs, there.
+        returns_nothing: True if the gold query returns no rows, or NULLs, there.
     """
 
     content: Content
@@ -247,8 +247,8 @@ def gap_of(kills_hard_coded: Sequence[bool], returns_nothing: Sequence[bool], si
     """Why test databases prove less than `size` of them should; empty if they do not.
 
     Args:
-        kills_hard_coded: Whether the gold query's result on each differs from the result on the database.
-        returns_nothing: Whether the gold query returns nothing on each.
+        kills_hard_coded: True where the gold query's result differs from the result on the database.
+        returns_nothing: True where the gold query returns nothing.
         size: Number asked for.
     """
     if not kills_hard_coded:
@@ -278,7 +278,7 @@ def find_counterexamples(
     Args:
         folder: An empty folder for their files.
         limits: Limits of the answer; None for the executor's.
-        declared_nulls: Whether some have NULLs in columns that may hold them, and hold none.
+        declared_nulls: True to draw some with NULLs in columns that may be NULL, and never are.
 
     Raises:
         NoCandidateError: The gold query runs on none of the candidates.

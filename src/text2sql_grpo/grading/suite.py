@@ -104,7 +104,7 @@ class TestSuite:
             size: Maximum number of test databases of a gold query.
             limits: Limits of a query; None for the executor's.
             url: URL of a superuser of a PostgreSQL server, which holds the copies; empty for a private one.
-            declared_nulls: Whether counterexamples hold NULLs in columns that may hold them, and hold none.
+            declared_nulls: True to try NULLs in columns that may be NULL, and never are, in counterexamples.
         """
         self.size = size
         self.n_searched = 0
