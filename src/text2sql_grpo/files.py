@@ -240,3 +240,10 @@ def prune(folder: Path) -> None:
 
 
 prune_once = lru_cache(maxsize=64)(prune)  # per process and folder
+
+
+def is_kept(entry: Path) -> bool:
+    """True if a cache folder has an entry, which then counts as used; see `prune`."""
+    with suppress(OSError):  # another user's
+        os.utime(entry)
+    return entry.exists()

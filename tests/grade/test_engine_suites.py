@@ -245,6 +245,11 @@ def test_test_databases_of_a_duckdb_file_are_found_again(
     first, again = (TestSuite(executor, tmp_path / "cache") for _ in range(2))
     copies = first.databases(url, gold).databases
     monkeypatch.setattr("text2sql_grpo.grading.duckdb_copies._build", None)
+
+    def refuse(*_: object) -> None:
+        raise PermissionError("the file is another user's")
+
+    monkeypatch.setattr(os, "utime", refuse)
     assert len(copies) == 4 and again.databases(url, gold).databases == copies
     assert not caplog.messages  # of the view of a table that has no copy
     monkeypatch.setattr("text2sql_grpo.grading.mirror.as_sqlite", None)

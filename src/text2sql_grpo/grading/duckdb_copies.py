@@ -1,7 +1,6 @@
 """Copies of test databases as DuckDB files."""
 
 import hashlib
-import os
 import re
 from collections.abc import Sequence
 from contextlib import closing
@@ -10,7 +9,7 @@ from pathlib import Path
 import duckdb
 
 from text2sql_grpo.errors import DataError
-from text2sql_grpo.files import draft, prune_once
+from text2sql_grpo.files import draft, is_kept, prune_once
 from text2sql_grpo.grading.copies import ScriptStep, as_text, fill, run_script
 from text2sql_grpo.grading.mirror import Catalogue, Mirror, read, table_sql
 from text2sql_grpo.sql.address import Database
@@ -89,9 +88,7 @@ class DuckDBCopies:
         """See `copies.CopyEngine`."""
         script = hashlib.sha256("\0".join(mirror.catalogue.script).encode()).hexdigest()[:12]
         copy = self._folder / f"{path.parent.name}-{path.stem}-{script}.duckdb"
-        if copy.exists():
-            os.utime(copy)
-        else:
+        if not is_kept(copy):
             try:
                 self._folder.mkdir(parents=True, exist_ok=True)
                 prune_once(self._folder)

@@ -6,7 +6,6 @@ The databases that it finds are copied to the engine (`copies.py`), and only res
 """
 
 import hashlib
-import os
 import re
 import sqlite3
 from collections import defaultdict
@@ -19,7 +18,7 @@ from pathlib import Path
 from sqlglot import exp
 
 from text2sql_grpo.errors import DataError
-from text2sql_grpo.files import draft, prune_once
+from text2sql_grpo.files import draft, is_kept, prune_once
 from text2sql_grpo.grading.base_sample import (
     DatabaseSample,
     Statement,
@@ -29,7 +28,7 @@ from text2sql_grpo.grading.base_sample import (
     without_rows,
 )
 from text2sql_grpo.grading.gold_result import GoldResult
-from text2sql_grpo.grading.materialise import materialise, regular_expressions_in
+from text2sql_grpo.grading.materialise import Content, materialise, regular_expressions_in
 from text2sql_grpo.grading.nested import read_nested
 from text2sql_grpo.grading.translation import as_sqlite, plain_value
 from text2sql_grpo.sql.address import Database, parse_address
@@ -235,22 +234,25 @@ def build_mirror(
     base = DatabaseSample(schema, tuple(statements), {}, parents_first(samples))
     digest = hashlib.sha256(repr((statements, rows)).encode("utf-8", "surrogatepass")).hexdigest()[:32]
     path = folder / f"{digest}.sqlite"
-    if path.exists():
-        os.utime(path)
-    else:
+    if not is_kept(path):
         try:
             folder.mkdir(parents=True, exist_ok=True)
             prune_once(folder)
-            with draft(path) as scratch, closing(materialise(base, rows, scratch)) as connection:
-                for view in (quoted(statement.view) for statement in statements if statement.view):
-                    try:
-                        connection.execute(f"SELECT * FROM {view} LIMIT 0").close()
-                    except sqlite3.Error:  # SQLite cannot read it; no warning, which would mean the user's
-                        connection.execute(f"DROP VIEW {view}")
+            _write(base, rows, path)
         except (OSError, sqlite3.Error) as error:
             raise DataError(f"cannot write the mirror of a database: {error} (at {path})") from error
     is_whole = all(len(found) < max_rows for found in rows.values())
     return Mirror(path, catalogue, schema, gaps, allowed, is_whole)
+
+
+def _write(base: DatabaseSample, rows: Content, path: Path) -> None:
+    """Write the mirror's file atomically, without views that SQLite cannot read."""
+    with draft(path) as scratch, closing(materialise(base, rows, scratch)) as connection:
+        for view in (quoted(statement.view) for statement in base.statements if statement.view):
+            try:
+                connection.execute(f"SELECT * FROM {view} LIMIT 0").close()
+            except sqlite3.Error:  # no warning, which would mean the user's
+                connection.execute(f"DROP VIEW {view}")
 
 
 def read_rows(path: Path, table: Table) -> list[Row]:
