@@ -205,17 +205,15 @@ def build_mirror(
             shown = [row[place] for row in found[:MAX_ALLOWED] if row[place] is not None]
             kind = mirror_type(column)
             if kind == "BOOLEAN" or (kind == "OPAQUE" and not read_nested(shown)):
-                values = column.labels or dict.fromkeys(row[place] for row in found[:MAX_ALLOWED])
-                others = tuple(value for value in values if value is not None)
-                allowed[table.name, column.name] = (0, 1) if kind == "BOOLEAN" else others
+                values = column.labels or dict.fromkeys(shown)
+                allowed[table.name, column.name] = (0, 1) if kind == "BOOLEAN" else tuple(values)
     for name, text in catalogue.views:
         tree = read_query(text, catalogue.dialect).tree
         lost = [t.name for t in tree.find_all(exp.Table) if t.name.lower() in gaps] if tree else []
         if lost:
             gaps[name.lower()] = f"it reads {lost[0]}: {gaps[lost[0].lower()]}"
-    tables = {sample.name for sample in samples}
     samples = [
-        replace(sample, references=tuple(r for r in sample.references if r.parent in tables))
+        replace(sample, references=tuple(r for r in sample.references if r.parent in rows))
         for sample in samples
     ]
     by_name = {table.name: table for table in schema.tables}

@@ -211,8 +211,9 @@ class Grader:
             both = list(zip(golds, islice(outcomes, len(golds)), strict=True))
             usable = [one for one in both if one[0].is_usable]  # as it was when the database was made
             agrees = all(gold.accepts(outcome, sql, may_find_nothing=True) for gold, outcome in usable)
-            is_tried = agrees and suite.databases
-            trial = self.suite.counterexample(database, gold_sql, sql) if is_tried else Trial(not agrees)
+            trial = Trial(is_refuted=not agrees)
+            if agrees and suite.databases:
+                trial = self.suite.counterexample(database, gold_sql, sql)
             changes = any(outcome.is_volatile and not gold.outcome.is_volatile for gold, outcome in both)
             changing = CHANGING if changes and _CHANGES.search(sql) else ""
             gaps.append(None if trial.is_refuted else suite.gap or trial.gap or changing)
