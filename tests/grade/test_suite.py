@@ -308,6 +308,18 @@ def test_a_table_without_rows_ends_no_search(suite: TestSuite, tmp_path: Path) -
         assert found.databases and not found.gap
 
 
+@pytest.mark.parametrize("other", ["104", b"x", float("inf")])
+def test_numbers_as_texts_may_stand_among_other_values(
+    suite: TestSuite, tmp_path: Path, other: object
+) -> None:
+    path = tmp_path / "readings.sqlite"
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("CREATE TABLE reading (value)")
+        connection.executemany("INSERT INTO reading VALUES (?)", [("62",), ("88",), ("7",), (other,)])
+    found = suite.databases(path, "SELECT count(*) FROM reading WHERE value <> 'n/a' AND value * 2 > 140")
+    assert len(found.databases) == 4 and not found.gap
+
+
 def test_an_error_of_the_search_is_counted_and_ends_nothing(
     shop: Path, executor: SQLExecutor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -119,21 +119,20 @@ def is_number_as_text(values: Sequence[Cell]) -> bool:
 
 
 def of_other_lengths(text: str) -> list[Cell]:
-    """Numbers as texts whose order as numbers is not their order as texts.
+    """Numbers as texts whose order as numbers is not their order as texts; none for another text.
 
-    >>> of_other_lengths("62")
-    ['100', '9', '620', '7']
+    >>> of_other_lengths("62"), of_other_lengths("inf")
+    (['100', '9', '620', '7'], [])
     """
-    n_digits = len(text.lstrip("-").partition(".")[0])
-    first = int(text.lstrip("-")[0])
+    if not _NUMBER.fullmatch(text):
+        return []
+    digits = text.lstrip("-").partition(".")[0]
     found = [
-        f"1{'0' * n_digits}",
-        "9" * max(n_digits - 1, 1),
-        f"{first}{'0' * n_digits}",
-        str(min(first + 1, 9)),
+        f"1{'0' * len(digits)}",
+        "9" * max(len(digits) - 1, 1),
+        f"{digits}0",
+        str(min(int(digits[0]) + 1, 9)),
     ]
-    if n_digits > 1:
-        found[2] = f"{text.lstrip('-').partition('.')[0]}0"
     return list(dict.fromkeys(value for value in found if value != text))
 
 

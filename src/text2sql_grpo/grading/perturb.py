@@ -756,9 +756,9 @@ class _Content:
         if isinstance(start, bytes) or (dates and not moment) or is_other_text:
             return
         measured = len(start) if isinstance(start, str) and not is_number else start
-        last = 0.0 if moment else float(measured or 0)
-        t = last + 1.0
         try:
+            last = 0.0 if moment else float(measured or 0)
+            t = last + 1.0
             low, high = value(last), value(t)
             missed = abs(low) if low is not None else math.inf
             for _ in range(MAX_STEPS):
@@ -769,7 +769,7 @@ class _Content:
             is_near = high is not None and abs(high) <= missed / 2  # else the steps led away from it
             if is_near and math.isfinite(t) and _keeping_sign([cell(t)], known):
                 row[place] = cell(t)
-        except (sqlite3.Error, OverflowError, ValueError):  # out of the range of dates or numbers
+        except (sqlite3.Error, OverflowError, ValueError):  # no number, or out of a range
             return
 
     def _parents(self, table: TableSample, reference: Reference, rows: list[list[Cell]]) -> list[Row]:
