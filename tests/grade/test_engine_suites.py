@@ -303,6 +303,18 @@ def test_a_batch_may_have_more_gold_queries_than_copies_are_kept(
     assert grader.accepted == {"": 2}
 
 
+def test_gold_queries_of_one_translation_have_test_databases_of_their_own(
+    tmp_path: Path, executor: SQLExecutor
+) -> None:
+    path = tmp_path / "numbers.duckdb"
+    with duckdb.connect(str(path)) as connection:
+        connection.execute("CREATE TABLE t AS SELECT n AS a, 'Xy' || n AS b FROM range(9) AS s (n)")
+    suite = TestSuite(executor, tmp_path / "cache")
+    for condition in ("b ILIKE 'x%'", "lower(b) LIKE lower('x%')"):
+        assert suite.databases(f"duckdb:///{path}", f"SELECT a FROM t WHERE {condition}").databases
+    assert suite.n_searched == 2
+
+
 def _n_left(server: PostgresServer) -> int:
     with psycopg.connect(server.admin_url()) as admin:
         query = """

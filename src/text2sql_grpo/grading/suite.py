@@ -234,7 +234,9 @@ class TestSuite:
         sqlglot or SQLite may not fail.
         """
         content = _content_hash(database, fingerprint_of(str(database)))
-        parts = (content, gold_sql, str(self.size), str(FORMAT), version("sqlglot"), sqlite3.sqlite_version)
+        queries = (gold_sql,) if native is None else (gold_sql, native.dialect, native.gold)
+        known_by = (str(self.size), str(FORMAT), version("sqlglot"), sqlite3.sqlite_version)
+        parts = (content, *queries, *known_by)
         name = hashlib.sha256("\0".join(parts).encode("utf-8", "surrogatepass")).hexdigest()[:32]
         folder = self._folder / "suites" / name
         known = _read_suite(folder)
