@@ -211,7 +211,7 @@ class Checkpoints(TrainerCallback):
         _set_rates(trainer)
         more = checkpoint / _state_name(trainer)
         if self._has_state and more.is_file():
-            trainer.load_state_dict(torch.load(more, map_location=trainer.args.device))
+            trainer.load_state_dict(torch.load(more, map_location=trainer.args.device.type))
         elif self._has_state:
             logger.warning("the parts of a step start without state: the checkpoint lacks %s", more)
         if _moves_reference(trainer):
