@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import shutil
 import signal
 import socket
 import subprocess
@@ -230,18 +231,16 @@ STRATA = ("--selection.strata.lookup", "0.25")
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory, started: dict[str, Any]) -> Callable[[int], Path]:
+def alone(tmp_path_factory: pytest.TempPathFactory, started: dict[str, Any]) -> Callable[..., Path]:
     """The folder of a run of so many steps by one process, of as many episodes a step as by two."""
     folder = tmp_path_factory.mktemp("alone")
     config = write_config(folder, grpo=GRPO | {"per_device_train_batch_size": 16}, **started)
 
     @cache
-    def run(n_steps: int) -> Path:
-        finish(
-            *(config, folder / str(n_steps), *steps_of(n_steps)),
-            **{"count": 1, "first": same_luck(1)},
-        )
-        return folder / str(n_steps)
+    def run(n_steps: int, *options: str) -> Path:
+        run_folder = folder / f"{n_steps}{''.join(options)}"
+        finish(config, run_folder, *steps_of(n_steps), *options, count=1, first=same_luck(1))
+        return run_folder
 
     return run
 
@@ -250,11 +249,40 @@ def alone(tmp_path_factory: pytest.TempPathFactory, started: dict[str, Any]) -> 
 @pytest.mark.parametrize("way", ["ddp", "fsdp2", *DEEPSPEED])
 @pytest.mark.parametrize("n_steps", [2, pytest.param(20, marks=pytest.mark.slow)])
 def test_two_processes_learn_what_one_learns(
-    config: Path, tmp_path: Path, alone: Callable[[int], Path], way: str, n_steps: int
+    config: Path, tmp_path: Path, alone: Callable[..., Path], way: str, n_steps: int
 ) -> None:
     """The same questions, the same luck: the same episodes, rewards and weights."""
     finish(config, tmp_path / way, *steps_of(n_steps), way=way, first=same_luck(2))
     assert_same_learning(alone(n_steps), tmp_path / way)
+
+
+@pytest.mark.thorough
+def test_two_processes_add_the_cross_entropy_that_one_adds(
+    config: Path, tmp_path: Path, alone: Callable[..., Path]
+) -> None:
+    """The same gold and kept rows next to the groups, in micro-batches too; both resume with them."""
+    losses = ("--losses.gold", "1", "--losses.gold_share", "1", "--losses.kept", "1")
+    losses += ("--losses.kept_share", "0.3", "--losses.kept_questions", "4")  # 5 rows a step, an odd number
+    options = (*steps_of(2), *losses, "--grpo.save_steps", "1")
+    options += ("--grpo.per_device_train_batch_size", "4", "--grpo.gradient_accumulation_steps", "2")
+    one, two, resumed = alone(2, *losses), tmp_path / "two", tmp_path / "resumed"
+    finish(config, two, *options, first=same_luck(2))
+
+    assert_same_learning(one, two)
+    for name in ("losses/wrong_groups", "losses/gold_rows", "losses/kept_rows", "losses/ce"):
+        assert_same(logged(two, name), logged(one, name), layers=4, dtype=torch.float32)
+    assert max(logged(two, "losses/gold_rows")) > 0
+    assert logged(two, "losses/kept_rows") == [5 / 16] * 2
+
+    undisturbed = tmp_path / "undisturbed"
+    finish(config, undisturbed, *options, first=only_train)
+    shutil.copytree(undisturbed, resumed)
+    shutil.rmtree(resumed / "checkpoint-2")
+    finish(config, resumed, *options, "--resume", "auto", first=only_train)
+    assert_same_run(undisturbed, resumed)
+    states = [torch.load(resumed / "checkpoint-2" / f"step_parts_{rank}.pt")["parts"] for rank in range(2)]
+    assert states[0]["teach Kept"] == states[1]["teach Kept"]
+    assert states[0]["teach Kept"]["rows"]
 
 
 def steps_of(count: int) -> tuple[str, ...]:

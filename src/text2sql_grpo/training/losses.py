@@ -21,7 +21,7 @@ from text2sql_grpo.data.example import Example
 from text2sql_grpo.environment.episode import CUT, Rollout
 from text2sql_grpo.environment.session import SQLEnvironment
 from text2sql_grpo.evaluation.bench import evenly_spaced
-from text2sql_grpo.reliability.ranks import gather, rank, world_size
+from text2sql_grpo.reliability.ranks import gather
 from text2sql_grpo.rollout.demonstrations import scripted_episode
 from text2sql_grpo.training.parts import Batch, Judged, Part, Row
 
@@ -94,29 +94,29 @@ class Kept(Teach):
     def taught(self, batch: Batch, trainer: "RolloutGRPOTrainer") -> Batch:
         if self._rows is None:
             self._rows = self._right(trainer)
-        count = round(self._settings.kept_share * len(batch.judged) / world_size()) if self._rows else 0
+        count = round(self._settings.kept_share * len(batch.judged))
         here = {self._databases[one.question] for one in batch.judged}
         by_place = sorted(self._rows, key=lambda row: self._databases[row["question"]] not in here)
-        rows = list(islice(cycle(by_place), count * world_size()))
+        rows = list(islice(cycle(by_place), count))
         taken = {id(row) for row in rows}
         self._rows = sorted(self._rows, key=lambda row: id(row) in taken)
         self.figures = {"losses/kept_rows": len(rows) / len(batch.judged)}
-        chosen = rows[rank() * count :][:count]
-        return batch.with_beside(
-            [beside(Rollout(**row["rollout"]), row["question"], self._settings.kept) for row in chosen]
-        )
+        with trainer.accelerator.split_between_processes(rows) as own:
+            return batch.with_beside(
+                [beside(Rollout(**row["rollout"]), row["question"], self._settings.kept) for row in own]
+            )
 
     def _right(self, trainer: "RolloutGRPOTrainer") -> list[dict[str, Any]]:
         """Right rollouts of the current policy, on all ranks."""
-        questions = self._questions[rank() :: world_size()]
-        rows = trainer.play.play(questions, trainer.rollouts)
+        with trainer.accelerator.split_between_processes(self._questions) as own:
+            rows = trainer.play.play(own, trainer.rollouts)
         names = ("prompt_ids", "completion_ids", "completion_mask")
         right = [
             {"question": row.judged.question, "rollout": {name: getattr(row.rollout, name) for name in names}}
             for row in rows
             if row.judged.verdict
         ]
-        return [row for own in gather(right) for row in own]
+        return [row for rows_of_rank in gather(right) for row in rows_of_rank]
 
     def state_dict(self) -> dict[str, Any]:
         return {"rows": self._rows}

@@ -5,6 +5,7 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from text2sql_grpo.config import RolloutConfig
 from text2sql_grpo.errors import RewardError, RunError, ServerGoneError
 from text2sql_grpo.reliability.bad_steps import BadSteps
 from text2sql_grpo.reliability.checkpoints import Checkpoints
-from text2sql_grpo.reliability.ranks import is_distributed
+from text2sql_grpo.reliability.ranks import gather, is_distributed
 from text2sql_grpo.token_tree.update import TokenTreeUpdate
 from text2sql_grpo.training.arguments import SQLGRPOConfig
 from text2sql_grpo.training.credit import GroupCredit
@@ -191,17 +192,19 @@ class RolloutGRPOTrainer(GRPOTrainer):
         self._known = log_probs[:count], None if entropies is None else entropies[:count], aux_loss
         loss: torch.Tensor = super()._compute_loss(model, groups)
         self._known = None
+        num_added = self.current_gradient_accumulation_steps  # micro-batches whose losses add up
+        cross_entropy = torch.zeros_like(loss)
         if "ce_weights" in inputs:
             # TRL's normaliser of `dapo`.
             tokens = inputs["num_items_in_batch"].clamp(min=1) / self.accelerator.num_processes
-            tokens = tokens * self.current_gradient_accumulation_steps / self.args.steps_per_generation
+            tokens = tokens * num_added / self.args.steps_per_generation
             cross_entropy = -(inputs["ce_weights"] * log_probs).sum() / tokens
-            loss = loss + cross_entropy
-            self.collect({"losses/ce": float(cross_entropy.detach())})
+        if self.teach:
+            self.collect({"losses/ce": num_added * fmean(gather(float(cross_entropy.detach())))})
         self.collect(
             {"fast/rollouts": float(self.rollouts.plays_by_slots), "fast/updates": float(self.update.is_on)}
         )
-        return loss
+        return loss + cross_entropy
 
     def _get_per_token_logps_and_entropies(self, *args: Any, **options: Any) -> LogProbs:
         """Return the log-probs that `_compute_loss` knows already; else TRL's."""
