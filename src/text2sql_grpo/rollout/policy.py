@@ -286,7 +286,10 @@ class ModelPolicy:
         try:
             with torch.inference_mode():
                 out = self._model.generate(
-                    ids.to(device), attention_mask=attention.to(device), generation_config=config
+                    ids.to(device),
+                    attention_mask=attention.to(device),
+                    generation_config=config,
+                    synced_gpus=False,  # each rank has whole weights
                 )
         finally:
             self._model.generation_config = own
