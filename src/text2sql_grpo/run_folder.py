@@ -123,4 +123,6 @@ def _plain(value: Any) -> Any:
     """Replace NaN and infinity, which are not JSON, by None."""
     if isinstance(value, Mapping):
         return {key: _plain(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(part) for part in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

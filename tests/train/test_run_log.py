@@ -35,13 +35,21 @@ def test_metrics_are_read_back(tmp_path: Path) -> None:
 
     log.write(METRICS, [{"step": 1, "loss": 0.5}])
     log.write(
-        METRICS, [{"step": 2, "loss": math.nan, "parts": {"kl": -math.inf, "n": 3}, "name": "a\u2028b"}]
+        METRICS,
+        [
+            {
+                "step": 2,
+                "loss": math.nan,
+                "parts": {"kl": [-math.inf, {"x": math.nan}], "n": 3},
+                "name": "a\u2028b",
+            }
+        ],
     )
 
     assert read_metrics(log.folder) == lines(tmp_path / "metrics.jsonl")
     assert read_metrics(log.folder) == [
         {"step": 1, "loss": 0.5},
-        {"step": 2, "loss": None, "parts": {"kl": None, "n": 3}, "name": "a\u2028b"},
+        {"step": 2, "loss": None, "parts": {"kl": [None, {"x": None}], "n": 3}, "name": "a\u2028b"},
     ]
 
 
