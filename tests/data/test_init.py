@@ -3,6 +3,7 @@
 import json
 import sqlite3
 from contextlib import closing
+from io import StringIO
 from pathlib import Path
 
 import pytest
@@ -86,6 +87,20 @@ def test_init_without_a_database_asks(shop: Path, tmp_path: Path, monkeypatch: p
     monkeypatch.setattr("builtins.input", lambda _: next(answers))
     assert main(["init"]) == 0
     assert (tmp_path / "asked" / "config.yaml").exists()
+
+
+@pytest.mark.parametrize(("is_database_given", "option"), [(False, "init DATABASE"), (True, "--out FOLDER")])
+def test_init_without_a_terminal_names_the_option(
+    is_database_given: bool,
+    option: str,
+    shop: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("sys.stdin", StringIO(f"{shop}\n" if is_database_given else ""))
+    assert main(["init"]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert option in line
 
 
 @pytest.mark.parametrize(

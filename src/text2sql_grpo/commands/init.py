@@ -6,7 +6,7 @@ from typing import Any
 
 from text2sql_grpo.commands.options import check_models, writing_to
 from text2sql_grpo.data.databases import Databases
-from text2sql_grpo.errors import DataError
+from text2sql_grpo.errors import ConfigError, DataError
 from text2sql_grpo.files import read_jsonl
 from text2sql_grpo.phrases import many
 from text2sql_grpo.reporting.counting import counting
@@ -42,12 +42,12 @@ def init(database: str = "", *, out: Path | None = None, model: str = "", seed: 
     if model:
         check_models(model)
     if is_asked:
-        database = input("Database (a file, a folder of CSV files, or a URL): ").strip()
+        database = _asked("Database (a file, a folder of CSV files, or a URL)", "the database, init DATABASE")
     found = Databases(database)
     if len(found.names()) != 1:
         raise DataError(f"init takes one database, {database} holds {len(found.names())}: name one of them")
     (name,) = found.names()
-    asked = input(f"Folder to write [{name}]: ").strip() if is_asked and out is None else ""
+    asked = _asked(f"Folder to write [{name}]", "--out FOLDER") if is_asked and out is None else ""
     folder = out or Path(asked or name)
     with writing_to(folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -94,3 +94,11 @@ def init(database: str = "", *, out: Path | None = None, model: str = "", seed: 
     for line in new_project.next_commands(folder, size, database=database, question=question):
         console.print(f"  {line}", soft_wrap=True, markup=False)
     return 1 if made.lacks else 0
+
+
+def _asked(question: str, option: str) -> str:
+    """Answer typed at a prompt; a ConfigError names the option to give where stdin has none."""
+    try:
+        return input(f"{question}: ").strip()
+    except (EOFError, RuntimeError) as error:  # RuntimeError: stdin is closed
+        raise ConfigError(f"cannot read an answer from stdin: give {option}") from error
