@@ -293,6 +293,27 @@ def test_rows_of_a_spreadsheet_in_its_own_encoding(
     assert [path.suffix for path in cache_folder("databases").iterdir()] == [".duckdb"]
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.csv", "sep=;\r\nid;price, net\r\n1;2,5\r\n"),
+        ("a.csv", "\ufeffSEP=|\nid|price, net\n1|2,5\n"),
+        ("a.tsv", "sep=;\nid;price, net\n1;2,5\n"),
+    ],
+)
+def test_rows_below_the_line_in_which_excel_declares_the_delimiter(
+    tmp_path: Path, name: str, text: str, executor: SQLExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TEXT2SQL_GRPO_CACHE", str(tmp_path / "cache"))
+    file = tmp_path / name
+    file.write_text(text, "utf-8", newline="")
+    outcome = executor.execute(Databases(file).address("a"), 'SELECT id, "price, net" FROM a')
+    assert list(outcome.rows) == [(1, 2.5)]
+    file.write_text(f"{text}2\n", "utf-8", newline="")
+    with pytest.raises(DataError, match="line 4 ends a row with 1 fields"):
+        Databases(file).address("a")
+
+
 def test_files_urls_and_mappings(tmp_path: Path) -> None:
     with closing(duckdb.connect(str(tmp_path / "wards.duckdb"))) as connection:
         connection.execute("CREATE TABLE ward AS SELECT 3 AS id")

@@ -373,6 +373,7 @@ PEOPLE_S_FILES = {
     "excel.csv": '\ufeffQuestion;Gold SQL\r\n"Above 2, please?";"SELECT a FROM t WHERE a > 2"\r\n',
     "query.csv": "question,query\nAbove 2; please?,SELECT a FROM t WHERE a > 2\n",
     "tabs.tsv": " question \tgold\tnotes\nAbove 2, please?\tSELECT a FROM t WHERE a > 2\t\n",
+    "declared.csv": 'sep=;\r\nQuestion;Gold SQL\r\n"Above 2, please?";"SELECT a FROM t WHERE a > 2"\r\n',
     "bars.csv": "ID|QUESTION|SQL\n7|Above 2, please?|SELECT a FROM t WHERE a > 2\n",
     "answers.jsonl": '{"question": "Above 2, please?", "answer": "SELECT a FROM t WHERE a > 2"}\n',
     "prompts.json": [{"prompt": "Above 2, please?", "Golden-Query": "SELECT a FROM t WHERE a > 2", "n": 1}],

@@ -20,6 +20,7 @@ from text2sql_grpo.data.question_rows import (
     row_question,
     source_name,
 )
+from text2sql_grpo.data.row_files import EXCEL_SEPARATOR
 from text2sql_grpo.errors import DataError
 
 _TABLES = (".csv", ".tsv")
@@ -182,9 +183,12 @@ def parsed_json(text: str, what: str, place: object) -> Any:
 
 
 def _csv_rows(text: str, path: Path) -> _Rows:
-    header = text.partition("\n")[0]
-    separator = max(_SEPARATORS, key=lambda sign: sum(map(is_known, header.split(sign))))
+    header, declared = text.partition("\n")[0], EXCEL_SEPARATOR.match(text)
+    found = max(_SEPARATORS, key=lambda sign: sum(map(is_known, header.split(sign))))
+    separator = declared[1] if declared else found
     reader = csv.DictReader(StringIO(text, newline=""), delimiter=separator, strict=True)
+    if declared:
+        next(reader.reader)
     try:
         for row in reader:
             place = f"{path}:{reader.line_num}"

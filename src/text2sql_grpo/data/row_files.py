@@ -10,6 +10,7 @@ import shutil
 import tempfile
 from collections.abc import Sequence
 from contextlib import closing, suppress
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,9 +25,10 @@ if TYPE_CHECKING:
 
 ROW_FILES = (".csv", ".tsv", ".parquet", ".jsonl", ".ndjson", ".json", ".xlsx")
 _DELIMITERS = ",;\t|"
+EXCEL_SEPARATOR = re.compile(r"sep=([^\w'\"\r\n])\r?\n", re.IGNORECASE)  # the first line, before the names
 MAX_COLUMNS_SHOWN = 12
 MAX_ODD = 0.15  # share of characters above ASCII in a Western file
-FORMAT = 3  # of the copies, raised when values are read in another way
+FORMAT = 4  # of the copies, raised when values are read in another way
 
 _logger = logging.getLogger(__name__)
 
@@ -143,36 +145,34 @@ def _as_utf8(file: Path, folder: Path) -> Path:
 
 
 def _csv_reader(file: Path) -> str:
-    names = _first_line(file).strip().split(_delimiter(file))
-    if all(re.fullmatch(r"\s*-?[\d.]*\s*", name) for name in names):
+    names, delimiter, n_before = _layout(file)
+    if all(re.fullmatch(r"\s*-?[\d.]*\s*", name) for name in names.strip().split(delimiter)):
         raise DataError(f"cannot read the rows: the first line holds no names (at {file})")
     # Left to itself, DuckDB passes over lines, or takes another delimiter, until the rest has one shape.
-    dialect = f"delim = '{_delimiter(file)}', quote = '\"', escape = '\"', header = true, skip = 0"
+    dialect = f"delim = '{delimiter}', quote = '\"', escape = '\"', header = true, skip = {n_before}"
     return f"read_csv(?, {dialect}, strict_mode = true, null_padding = false, sample_size = -1)"
 
 
-def _delimiter(file: Path) -> str:
-    """Character that parts the names in the first line of a CSV file."""
-    if file.suffix.lower() == ".tsv":
-        return "\t"
-    return max(_DELIMITERS, key=_first_line(file).count)
-
-
-def _first_line(file: Path) -> str:
+def _layout(file: Path) -> tuple[str, str, int]:
+    """Line of the names in a CSV file, their delimiter, and the number of lines before: Excel's `sep=;`."""
     with file.open("rb") as opened:
-        return opened.readline().decode("utf-8-sig", errors="replace")
+        first, second = (opened.readline().decode("utf-8-sig", errors="replace") for _ in range(2))
+    if declared := EXCEL_SEPARATOR.fullmatch(first):
+        return second, declared[1], 1
+    return first, "\t" if file.suffix.lower() == ".tsv" else max(_DELIMITERS, key=first.count), 0
 
 
 def _odd_line(file: Path) -> str:
     """Description of the first row of a CSV file that is not UTF-8 or as long as its names; or empty."""
+    _, delimiter, n_before = _layout(file)
     with file.open("rb") as opened, suppress(csv.Error):
-        rows = csv.reader(map(bytes.decode, opened), delimiter=_delimiter(file))
+        rows = csv.reader(map(bytes.decode, opened), delimiter=delimiter)
         try:
-            n_names = len(next(rows, []))
+            *_, names = islice(rows, n_before + 1)
             for row in rows:
-                if row and len(row) != n_names:
+                if row and len(row) != len(names):
                     place = f"line {rows.line_num} ends a row"
-                    return f"{place} with {len(row)} fields, the first line has {n_names} names"
+                    return f"{place} with {len(row)} fields, the first line has {len(names)} names"
         except UnicodeDecodeError:
             return f"line {rows.line_num + 1} is not UTF-8 text; save the file as UTF-8"
     return ""
