@@ -16,6 +16,7 @@ from typing import Any
 import duckdb
 import psycopg
 import pytest
+import yaml
 
 from tests.databases import duckdb_file, sqlite_file
 from tests.tiers import but_first_thorough
@@ -459,6 +460,24 @@ def test_words_are_written_edited_and_kept(any_names: Path, tmp_path: Path) -> N
     rows = [row for rows in read(tmp_path / "questions").values() for row in rows]
     assert any("purchases" in row["question"] and "Заказы" in row["gold_sql"] for row in rows)
     assert not any("length" in row["gold_sql"] for row in rows)
+
+
+def test_said_forms_of_later_values_are_derived(tmp_path: Path) -> None:
+    database, words = tmp_path / "shop.sqlite", tmp_path / "words.yaml"
+    with closing(sqlite3.connect(database)) as connection:
+        connection.execute("CREATE TABLE parcel (id INTEGER PRIMARY KEY, state TEXT)")
+        connection.commit()
+        written = []
+        for states in (["open", "paid"], ["IN_TRANSIT", "ON_HOLD", "NOT_PAID"]):
+            connection.executemany("INSERT INTO parcel (state) VALUES (?)", [(state,) for state in states * 9])
+            connection.commit()
+            assert main(["data", "words", "--databases", str(database), "--out", str(words)]) == 0
+            written.append(yaml.safe_load(words.read_text("utf-8")).get("said"))
+    assert written[0] is None
+    assert written[1]["parcel.state"]["IN_TRANSIT"] == "in transit"
+    words.write_text("said: {}\n", "utf-8")  # by hand: no value is called otherwise
+    assert main(["data", "words", "--databases", str(database), "--out", str(words)]) == 0
+    assert yaml.safe_load(words.read_text("utf-8"))["said"] == {}
 
 
 def test_days_of_timestamps_are_compared_by_day(tmp_path: Path) -> None:

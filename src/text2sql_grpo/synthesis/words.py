@@ -187,6 +187,8 @@ def add_words(profile: Profile, name: str, path: Path) -> int:
     for place, column in columns.items():
         if column.said:
             named["said"][place] = {str(value): form for value, form in column.said.items()}
+    if kept.said is None and not named["said"]:
+        del named["said"]  # an empty mapping would stop deriving said forms
     merged = {part: value for part, value in asdict(kept).items() if value}
     added = 0
     for part, words in named.items():
