@@ -23,6 +23,7 @@ from tests.serve.test_agent import COUNT, Script, answer
 from text2sql_grpo.commands import main
 from text2sql_grpo.evaluation.bench import Environment
 from text2sql_grpo.serving.agent import Agent
+from text2sql_grpo.serving.live_engine import MAX_SESSIONS
 from text2sql_grpo.serving.openai_server import AgentServer
 
 openai = pytest.importorskip("openai", reason="needs the extra endpoints")
@@ -185,6 +186,25 @@ def test_many_at_once_are_answered_or_refused_and_clients_may_leave(environment:
         while served.server.running and time.monotonic() < end:
             time.sleep(0.05)
         assert served.server.running == 0
+
+
+def test_as_many_questions_run_at_once_as_the_engine_takes_on_few_cores(
+    environment: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    together = threading.Barrier(MAX_SESSIONS)
+
+    class Together(Script):
+        def submit(self, session: Any) -> Any:
+            together.wait(timeout=10)
+            return super().submit(session)
+
+    monkeypatch.setattr(os, "cpu_count", lambda: 1)  # by which asyncio sizes its default pool
+    script = Together(*[answer(COUNT)] * MAX_SESSIONS)
+    with Served(Agent(environment, script, "shop"), tmp_path) as served:
+        body = {"messages": chat("How many?")}
+        with ThreadPoolExecutor(MAX_SESSIONS) as pool:
+            found = list(pool.map(lambda _: served.post("/v1/chat/completions", body), range(MAX_SESSIONS)))
+    assert [status for status, _ in found] == [200] * MAX_SESSIONS
 
 
 def test_a_client_that_leaves_logs_no_error(

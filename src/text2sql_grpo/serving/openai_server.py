@@ -12,7 +12,8 @@ import math
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import aclosing
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from importlib.resources import files
 from itertools import pairwise
@@ -37,6 +38,7 @@ from text2sql_grpo.files import append_jsonl
 from text2sql_grpo.reporting.shown import outcome_record
 from text2sql_grpo.serving.agent import Agent, Exchange, Reply
 from text2sql_grpo.serving.answer_text import MAX_SENT_ROWS, look_text, reply_record, reply_text
+from text2sql_grpo.serving.live_engine import MAX_SESSIONS
 from text2sql_grpo.sql.lru import Lru
 
 MAX_BODY_BYTES = 1_000_000
@@ -93,6 +95,7 @@ class AgentServer:
             Route("/api/feedback", self._guarded(self._feedback), methods=["POST"]),
         ]
         return Starlette(
+            lifespan=_with_threads,
             routes=routes,
             middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=hosts)],
             exception_handlers=dict.fromkeys((HTTPException, RunError, ClientDisconnect), _failed),
@@ -281,6 +284,13 @@ class AgentServer:
             append_jsonl(self.folder / "audit.jsonl", [record])
         except RunError as error:
             _logger.warning("the audit log was not written: %s", error)
+
+
+@asynccontextmanager
+async def _with_threads(app: Starlette) -> AsyncIterator[None]:
+    """Give the event loop as many threads as the engine takes sessions; by default, few cores have fewer."""
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(MAX_SESSIONS))  # the loop ends it
+    yield
 
 
 async def _body(request: Request) -> dict[str, Any]:
