@@ -17,7 +17,7 @@ from text2sql_grpo.data.example import Example
 from text2sql_grpo.data.loading import read_quarantine
 from text2sql_grpo.data.question_files import Question, read_questions
 from text2sql_grpo.environment.session import EnvironmentSettings, SQLEnvironment
-from text2sql_grpo.errors import DataError
+from text2sql_grpo.errors import DataError, RunError
 from text2sql_grpo.grading import Grader
 from text2sql_grpo.grading.suite import TestSuite
 from text2sql_grpo.sql import Limits, SQLExecutor
@@ -161,6 +161,8 @@ def test_place_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(DataError, match="cannot write the quarantine"):
         write_quarantine(tmp_path / "file" / "quarantine.jsonl", [])
+    with pytest.raises(RunError, match="cannot write"):
+        write_quarantine(tmp_path / ("long" * 100), [])
 
 
 def test_every_reason_has_a_place_in_the_report(databases: Databases, executor: SQLExecutor) -> None:

@@ -124,7 +124,7 @@ def write_quarantine(path: Path, rows: Iterable[Mapping[str, object]]) -> None:
     """Write the rows of `QuestionAudit.quarantine`, for `data.quarantine` of a config.
 
     Raises:
-        DataError: The file cannot be written.
+        RunError: The file or its folder cannot be written.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
