@@ -469,7 +469,8 @@ def test_said_forms_of_later_values_are_derived(tmp_path: Path) -> None:
         connection.commit()
         written = []
         for states in (["open", "paid"], ["IN_TRANSIT", "ON_HOLD", "NOT_PAID"]):
-            connection.executemany("INSERT INTO parcel (state) VALUES (?)", [(state,) for state in states * 9])
+            rows = [(state,) for state in states * 9]
+            connection.executemany("INSERT INTO parcel (state) VALUES (?)", rows)
             connection.commit()
             assert main(["data", "words", "--databases", str(database), "--out", str(words)]) == 0
             written.append(yaml.safe_load(words.read_text("utf-8")).get("said"))
