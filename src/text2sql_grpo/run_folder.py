@@ -1,7 +1,7 @@
 """Names of the files in a run folder, their writer, and readers of those that other programs use."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,8 @@ COMPARISON = "comparison.json"
 CURVE = "learning_curve.png"
 ENERGY = "emissions.csv"  # of codecarbon, a line per training
 PAGE, PAGE_DATA = "report.html", "report.json"
+ASKED = ("example", "database", "family", "difficulty", "question", "gold_sql")  # fields of each episode
+_SHOWN = (*ASKED, "final_sql", "messages", "strict")
 
 
 class RunLog:
@@ -91,7 +93,24 @@ def read_metrics(run: Path) -> list[dict[str, Any]]:
 def read_episodes(run: Path) -> list[dict[str, Any]]:
     """Lines of `rollouts.jsonl`, with `step` as in `metrics.jsonl`; empty without the file."""
     path = run / ROLLOUTS
-    return list(read_jsonl(path, "episodes", convert=with_step)) if path.is_file() else []
+    return log_lines(path, "episodes", convert=lambda line: with_step(episode_record(line)))
+
+
+def episode_record(line: dict[str, Any]) -> dict[str, Any]:
+    """Line of an episode; KeyError if it lacks a field that the page of a run reads."""
+    return _with_fields(line, (*_SHOWN, "reward", "stop_reason", "completion_ids", "completion_mask"))
+
+
+def answer_record(line: dict[str, Any]) -> dict[str, Any]:
+    """Line of an answer to a held-out question; KeyError as of `episode_record`."""
+    return _with_fields(line, (*_SHOWN, "set"))
+
+
+def _with_fields(line: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    for name in names:
+        if name not in line:
+            raise KeyError(name)
+    return line
 
 
 def with_step(episode: Mapping[str, Any]) -> dict[str, Any]:
@@ -101,7 +120,9 @@ def with_step(episode: Mapping[str, Any]) -> dict[str, Any]:
 
 def read_schedule(run: Path) -> list[dict[str, Any]]:
     """Lines of `evaluation_schedule.jsonl`; empty without the file."""
-    return log_lines(run / SCHEDULE, "scheduled evaluations")
+    return log_lines(
+        run / SCHEDULE, "scheduled evaluations", convert=lambda line: _with_fields(line, ("step", "accuracy"))
+    )
 
 
 def read_evaluation(run: Path) -> dict[str, Any]:
@@ -114,9 +135,11 @@ def answers_file(run: Path, when: str = "after") -> Path:
     return run / ("evaluation.jsonl" if when == "after" else f"evaluation-{when}.jsonl")
 
 
-def log_lines(path: Path, what: str) -> list[dict[str, Any]]:
-    """Lines of a log, named `what` in errors; empty without the file."""
-    return list(read_jsonl(path, what)) if path.is_file() else []
+def log_lines(
+    path: Path, what: str, *, convert: Callable[[dict[str, Any]], dict[str, Any]] = dict
+) -> list[dict[str, Any]]:
+    """Lines of a log, see `read_jsonl`; empty without the file."""
+    return list(read_jsonl(path, what, convert=convert)) if path.is_file() else []
 
 
 def _plain(value: Any) -> Any:

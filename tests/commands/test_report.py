@@ -164,6 +164,26 @@ def test_a_run_that_lacks_a_file_has_a_page_that_names_it(tmp_path: Path, absent
     assert len(data["missing"]) == 1
 
 
+@pytest.mark.parametrize(
+    ("name", "field"),
+    [
+        *((ROLLOUTS, field) for field in ("example", "question", "messages", "completion_ids")),
+        *(("evaluation.jsonl", field) for field in ("set", "database", "gold_sql", "strict")),
+        ("evaluation-before.jsonl", "final_sql"),
+        (SCHEDULE, "accuracy"),
+    ],
+)
+def test_a_record_that_lacks_a_field_is_named_by_its_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, field: str
+) -> None:
+    run = write_run(tmp_path / "run")
+    rows = [json.loads(line) for line in (run / name).read_text().splitlines()]
+    del rows[1][field]
+    write_lines(run / name, rows)
+    assert main(["view", str(run), "--no-browser"]) == 1
+    assert f"no field '{field}' ({run / name}, line 2)" in capsys.readouterr().err
+
+
 def test_a_folder_without_a_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["view", str(tmp_path)]) == main(["view", str(tmp_path / "none")]) == 1
     error = capsys.readouterr().err

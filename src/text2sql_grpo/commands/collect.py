@@ -9,7 +9,7 @@ from text2sql_grpo.config import Config, load_config
 from text2sql_grpo.errors import ConfigError
 from text2sql_grpo.files import read_jsonl, write_jsonl
 from text2sql_grpo.phrases import many
-from text2sql_grpo.run_folder import config_around
+from text2sql_grpo.run_folder import config_around, episode_record
 from text2sql_grpo.sft.trajectories import EpisodeFile, Keep, select_chats
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ def collect(
         found = [record for record in episodes.records if (record["example"], record["sample"]) in wanted]
         right = sum(record["strict"] for record in found)
         console.print(f"{len(found)} of {many(len(wanted), 'episode')}, {right} right: {out}", soft_wrap=True)
-        rows = list(read_jsonl(out, "episodes"))
+        rows = list(read_jsonl(out, "episodes", convert=episode_record))
         console.print(f"to read: {write_page(out.with_suffix('.html'), episodes_report(out.stem, rows))}")
         _write_chats(found, keep or (), out, console, tools=tools)
         if len(found) < len(wanted):

@@ -6,7 +6,7 @@ from text2sql_grpo.commands import options
 from text2sql_grpo.commands.options import Count
 from text2sql_grpo.errors import ConfigError, DataError
 from text2sql_grpo.files import read_jsonl, write_json
-from text2sql_grpo.run_folder import CONFIG, config_around
+from text2sql_grpo.run_folder import CONFIG, answer_record, config_around
 
 if TYPE_CHECKING:
     from text2sql_grpo.evaluation.answers import Judged
@@ -90,10 +90,8 @@ def compare(
         record = {"base": base, "trained": trained, "num_samples": num_samples, **comparison.record()}
         write_json(out, record)
         keys = {one.key for one, _ in comparison.pairs}
-        rows = [
-            [row for row in read_jsonl(files[role], "answers") if (row["set"], row["example"]) in keys]
-            for role in given
-        ]
+        lines = [read_jsonl(files[role], "answers", convert=answer_record) for role in given]
+        rows = [[row for row in side if (row["set"], row["example"]) in keys] for side in lines]
         page = write_page(out.with_suffix(".html"), comparison_report(out.stem, record, *rows))
         show_comparison(comparison, console)
         console.print(Text(f"comparison: {out}, with every answer: {page}"), soft_wrap=True)

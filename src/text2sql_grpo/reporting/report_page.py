@@ -27,6 +27,7 @@ from text2sql_grpo.grading.verdict import REASONS
 from text2sql_grpo.reporting.accuracy_tables import sample_shares
 from text2sql_grpo.reporting.run_findings import findings, grouped, read_logs
 from text2sql_grpo.run_folder import (
+    ASKED,
     CONFIG,
     ENERGY,
     EVALUATION,
@@ -36,6 +37,7 @@ from text2sql_grpo.run_folder import (
     ROLLOUTS,
     SCHEDULE,
     SUSPECTS,
+    answer_record,
     answers_file,
     log_lines,
     read_evaluation,
@@ -48,7 +50,6 @@ TOKEN_GROUPS = 40
 """Groups, the last ones whose rewards differ, whose tokens are shown one by one."""
 _STEP_FIELDS = ("step", "reward", "loss", "accuracy/strict", "frac_reward_zero_std", "num_tokens")
 _PACKAGES = ("text2sql-grpo", "torch", "transformers", "trl", "peft")
-_ASKED = ("example", "database", "family", "difficulty", "question", "gold_sql")
 
 Record = dict[str, Any]
 
@@ -83,8 +84,8 @@ def run_report(run: Path) -> Record:
     report = _report(
         run.resolve().name,
         read_evaluation(run),
-        before=log_lines(answers_file(run, "before"), "answers"),
-        after=log_lines(answers_file(run), "answers"),
+        before=log_lines(answers_file(run, "before"), "answers", convert=answer_record),
+        after=log_lines(answers_file(run), "answers", convert=answer_record),
         episodes=logs.episodes,
         tokenizer=run / "merged" / "tokenizer.json",
         suspects={row["id"] for row in log_lines(run / SUSPECTS, "suspects")},
@@ -108,7 +109,8 @@ def evaluation_report(path: Path) -> Record:
         DataError: A file is missing or cannot be read.
     """
     evaluation = read_json(path)
-    answers = list(read_jsonl(path.with_suffix(".jsonl"), "the answers of an evaluation"))
+    file, what = path.with_suffix(".jsonl"), "the answers of an evaluation"
+    answers = list(read_jsonl(file, what, convert=answer_record))
     return _report(path.stem, evaluation, after=answers) | {"model": evaluation.get("model") or "MODEL"}
 
 
@@ -296,7 +298,7 @@ def _pieces(row: Record, decoder: Tokenizer) -> list[list[Any]]:
 
 
 def _asked(row: Record) -> Record:
-    asked = {name: _cut(row[name] or "") for name in _ASKED}
+    asked = {name: _cut(row[name] or "") for name in ASKED}
     return asked | {
         "skills": skills(Example(row["example"], row["database"], row["question"], row["gold_sql"]))
     }
