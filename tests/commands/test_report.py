@@ -16,6 +16,7 @@ import pytest
 
 from tests.tiny_model import write_tokenizer
 from text2sql_grpo.commands import main
+from text2sql_grpo.data.databases import Databases
 from text2sql_grpo.errors import ConfigError
 from text2sql_grpo.evaluation.statistics import Accuracy
 from text2sql_grpo.reporting import report_page
@@ -146,6 +147,26 @@ def test_the_command_that_asks_again_names_the_database(
     assert data_of(write_report(run))["sources"] == {}
 
 
+def test_skills_are_read_in_the_dialect_of_the_database(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    for path in (run / ROLLOUTS, run / "evaluation.jsonl"):
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        write_lines(
+            path, [row | {"database": "shop", "gold_sql": "SELECT a FROM t WHERE a ~ 'b'"} for row in rows]
+        )
+    databases = {"shop": "postgresql://reader@host/shop"}
+    (run / CONFIG).write_text(json.dumps({"data": {"databases": databases}}), encoding="utf-8")
+    data = data_of(write_report(run))
+    assert data["heat"] == {"shop": {"string match": [3, 6]}}
+    assert all(group["skills"] == ["string match"] for group in data["groups"])
+    shutil.copy(run / EVALUATION, run / "more.json")
+    shutil.copy(run / "evaluation.jsonl", run / "more.jsonl")
+    assert main(["view", str(run / "more.json"), "--no-browser"]) == 0
+    assert data_of(run / "more.html")["heat"] == data["heat"]
+    (run / CONFIG).unlink()
+    assert data_of(write_report(run))["heat"] == {"shop": {"unread": [3, 6]}}
+
+
 def test_energy_that_codecarbon_wrote_is_a_cost(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run")
     main(["view", str(run), "--no-browser"])
@@ -211,7 +232,7 @@ def test_an_evaluation_and_collected_episodes_have_pages(
     data = data_of(tmp_path / "e.html")
     assert (data["name"], len(data["answers"]), data["groups"]) == ("e", 6, [])
     rows = [json.loads(line) for line in (run / ROLLOUTS).read_text().splitlines()]
-    data = data_of(write_page(tmp_path / "c.html", episodes_report("c", rows)))
+    data = data_of(write_page(tmp_path / "c.html", episodes_report("c", rows, Databases({}))))
     assert [len(group["episodes"]) for group in data["groups"]] == [4] * 6
 
 

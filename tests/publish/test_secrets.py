@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from text2sql_grpo.data.databases import Databases
 from text2sql_grpo.errors import HubError
 from text2sql_grpo.publishing.secrets import check_no_secrets
 from text2sql_grpo.reporting.report_page import episodes_report, write_page
@@ -57,7 +58,7 @@ def test_the_compressed_data_of_a_page_is_searched(tmp_path: Path, is_secret: bo
     text = f"<answer>SELECT '{TOKEN if is_secret else 7}'</answer>"
     row = dict.fromkeys(("example", "database", "family", "difficulty", "question", "gold_sql"), "x")
     row |= {"messages": [{"role": "assistant", "content": text}], "final_sql": None, "reward": 1.0}
-    write_page(tmp_path / "report.html", episodes_report("run", [row]))
+    write_page(tmp_path / "report.html", episodes_report("run", [row], Databases({})))
     if not is_secret:
         return check_no_secrets(tmp_path, ["report.html"])
     with pytest.raises(HubError, match=r"report\.html, line \d+.*\n  report\.html:\d+:huggingface"):

@@ -108,7 +108,10 @@ def collect(
         right = sum(record["strict"] for record in found)
         console.print(f"{len(found)} of {many(len(wanted), 'episode')}, {right} right: {out}", soft_wrap=True)
         rows = list(read_jsonl(out, "episodes", convert=episode_record))
-        console.print(f"to read: {write_page(out.with_suffix('.html'), episodes_report(out.stem, rows))}")
+        page = write_page(
+            out.with_suffix(".html"), episodes_report(out.stem, rows, bench.environment.databases)
+        )
+        console.print(f"to read: {page}")
         _write_chats(found, keep or (), out, console, tools=tools)
         if len(found) < len(wanted):
             failure = failure or "an MCP server died"

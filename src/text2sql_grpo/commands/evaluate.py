@@ -152,7 +152,7 @@ def evaluate(
         for line in chain(tables.reason_lines(scores), tables.gap_lines(accepted)):
             console.print(Text(line), soft_wrap=True)
         console.print(f"evaluation: {out}", soft_wrap=True)
-        page = write_page(out.with_suffix(".html"), evaluation_report(out))
+        page = write_page(out.with_suffix(".html"), evaluation_report(out, bench.environment.databases))
         console.print(f"every answer: {page} and {lines.name}", soft_wrap=True)
         if export is not None:
             for name, answered in answers.items():

@@ -39,8 +39,10 @@ from text2sql_grpo.run_folder import (
     SUSPECTS,
     answer_record,
     answers_file,
+    find_config,
     log_lines,
     read_evaluation,
+    read_settings,
 )
 
 MAX_PAGE_BYTES = 5_000_000
@@ -81,9 +83,11 @@ def run_report(run: Path) -> Record:
         raise DataError(f"no run: {run} holds neither {METRICS}, {ROLLOUTS} nor {EVALUATION}")
     logs, config = read_logs(run), run / CONFIG
     tokens = [row["num_tokens"] for row in logs.steps if "num_tokens" in row]
+    databases = _databases(run / CONFIG)
     report = _report(
         run.resolve().name,
         read_evaluation(run),
+        databases,
         before=log_lines(answers_file(run, "before"), "answers", convert=answer_record),
         after=log_lines(answers_file(run), "answers", convert=answer_record),
         episodes=logs.episodes,
@@ -92,7 +96,7 @@ def run_report(run: Path) -> Record:
     )
     return report | {
         "model": f"{run}/merged",
-        "sources": _sources(logs.settings, report["schemas"]),
+        "sources": _sources(databases, report["schemas"]),
         "curve": curve_of(logs.schedule),
         "steps": {name: [row.get(name) for row in logs.steps] for name in _STEP_FIELDS},
         "costs": report["costs"] | {"tokens": tokens[-1] if tokens else None, "kwh": _energy(run / ENERGY)},
@@ -102,8 +106,11 @@ def run_report(run: Path) -> Record:
     }
 
 
-def evaluation_report(path: Path) -> Record:
+def evaluation_report(path: Path, databases: Databases | None = None) -> Record:
     """Data of the page of an evaluation, whose answers lie next to it as JSONL.
+
+    Args:
+        databases: Databases of the questions; None for those of the config around the file or its model.
 
     Raises:
         DataError: A file is missing or cannot be read.
@@ -111,7 +118,11 @@ def evaluation_report(path: Path) -> Record:
     evaluation = read_json(path)
     file, what = path.with_suffix(".jsonl"), "the answers of an evaluation"
     answers = list(read_jsonl(file, what, convert=answer_record))
-    return _report(path.stem, evaluation, after=answers) | {"model": evaluation.get("model") or "MODEL"}
+    model = evaluation.get("model") or "MODEL"
+    report = _report(
+        path.stem, evaluation, databases or _databases(find_config(str(path), model)), after=answers
+    )
+    return report | {"model": model}
 
 
 def comparison_report(name: str, record: Record, base: Sequence[Record], trained: Sequence[Record]) -> Record:
@@ -122,13 +133,14 @@ def comparison_report(name: str, record: Record, base: Sequence[Record], trained
         for side in ("trained", "base")
     )
     evaluation = {"sets": scores, "before": {"sets": before}, "change": {"verdict": record["verdict"]}}
-    report = _report(name, evaluation, before=base, after=trained)
+    databases = _databases(find_config(record["trained"], record["base"]))
+    report = _report(name, evaluation, databases, before=base, after=trained)
     return report | {"sides": ["base", "trained"], "model": record["trained"]}
 
 
-def episodes_report(name: str, episodes: Sequence[Record]) -> Record:
+def episodes_report(name: str, episodes: Sequence[Record], databases: Databases) -> Record:
     """Data of the page of collected episodes."""
-    return _report(name, {}, episodes=[row | {"step": 0} for row in episodes])
+    return _report(name, {}, databases, episodes=[row | {"step": 0} for row in episodes])
 
 
 def write_page(path: Path, *reports: Record) -> Path:
@@ -155,6 +167,7 @@ def write_page(path: Path, *reports: Record) -> Path:
 def _report(
     name: str,
     evaluation: Mapping[str, Any],
+    databases: Databases,
     *,
     before: Sequence[Record] = (),
     after: Sequence[Record] = (),
@@ -162,7 +175,7 @@ def _report(
     tokenizer: Path | None = None,
     suspects: Collection[str] = (),
 ) -> Record:
-    answers, sets = _answers(before, after, suspects), sets_of(evaluation)
+    answers, sets = _answers(before, after, databases, suspects), sets_of(evaluation)
     return {
         "name": name,
         "model": "MODEL",
@@ -181,7 +194,7 @@ def _report(
         "gaps": {gap: count for gap, count in evaluation.get("accepted_by_gap", {}).items() if gap},
         "heat": _heat(answers),
         "answers": answers,
-        "groups": _groups(episodes, tokenizer),
+        "groups": _groups(episodes, databases, tokenizer),
         "schemas": _schemas(episodes, after),
         "sources": {},
         "config": "",
@@ -257,11 +270,13 @@ def _costs(evaluation: Mapping[str, Any], episodes: Sequence[Record]) -> Record:
     }
 
 
-def _answers(before: Iterable[Record], after: Iterable[Record], suspects: Collection[str]) -> list[Record]:
+def _answers(
+    before: Iterable[Record], after: Iterable[Record], databases: Databases, suspects: Collection[str]
+) -> list[Record]:
     """Held-out questions with the answers before and after training."""
     first = {(row["set"], row["example"]): _answer(row) for row in before}
     return [
-        _asked(row)
+        _asked(row, databases)
         | {
             "set": row["set"],
             "is_suspect": row["example"] in suspects,
@@ -272,11 +287,15 @@ def _answers(before: Iterable[Record], after: Iterable[Record], suspects: Collec
     ]
 
 
-def _groups(episodes: Iterable[Record], tokenizer: Path | None) -> list[Record]:
+def _groups(episodes: Iterable[Record], databases: Databases, tokenizer: Path | None) -> list[Record]:
     """Episodes of one question in one step, in the order of the steps."""
     found = sorted(grouped(episodes), key=lambda rows: int(rows[0]["step"]))
     groups = [
-        (_asked(rows[0]) | {"step": rows[0]["step"], "episodes": [_answer(row) for row in rows]}, rows)
+        (
+            _asked(rows[0], databases)
+            | {"step": rows[0]["step"], "episodes": [_answer(row) for row in rows]},
+            rows,
+        )
         for rows in found
     ]
     mixed = [entry for entry in groups if len({row["reward"] for row in entry[1]}) > 1]
@@ -297,11 +316,11 @@ def _pieces(row: Record, decoder: Tokenizer) -> list[list[Any]]:
     ]
 
 
-def _asked(row: Record) -> Record:
-    asked = {name: _cut(row[name] or "") for name in ASKED}
-    return asked | {
-        "skills": skills(Example(row["example"], row["database"], row["question"], row["gold_sql"]))
-    }
+def _asked(row: Record, databases: Databases) -> Record:
+    name = row["database"]
+    example = Example(row["example"], name, row["question"], row["gold_sql"])
+    dialect = databases.dialect(name) if name in databases.names() else "sqlite"
+    return {field: _cut(row[field] or "") for field in ASKED} | {"skills": skills(example, dialect)}
 
 
 def _answer(row: Record) -> Record:
@@ -342,12 +361,17 @@ def _is_prompt(message: Mapping[str, str]) -> bool:
     return message["role"] != "assistant"
 
 
-def _sources(settings: Mapping[str, Any], names: Iterable[str]) -> dict[str, str]:
-    """File, folder or URL of each database that the config names and that is found, for `ask --db`."""
+def _databases(config: Path | None) -> Databases:
+    """Databases that a config names; none if they were moved or removed since."""
     try:
-        databases = Databases((settings.get("data") or {}).get("databases", {}))
-    except DataError:  # moved or removed since
-        return {}
+        settings = read_settings(config.parent) if config else {}
+        return Databases((settings.get("data") or {}).get("databases", {}))
+    except (AttributeError, DataError, TypeError):  # the config may be another program's
+        return Databases({})
+
+
+def _sources(databases: Databases, names: Iterable[str]) -> dict[str, str]:
+    """File, folder or URL of each database that is found, for `ask --db`."""
     here = f"{Path.cwd()}{os.sep}"
     return {
         name: str(databases.source(name)).removeprefix(here) for name in names if name in databases.names()
