@@ -49,7 +49,7 @@ class ToolBackend(Protocol):
 
 @dataclass(frozen=True)
 class FunctionBackend:
-    """Backend whose calls are those of a function."""
+    """Backend that passes each call to a function."""
 
     tools: list[dict[str, Any]]
     call: Callable[[str, dict[str, Any]], ToolResult]

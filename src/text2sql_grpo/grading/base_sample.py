@@ -313,7 +313,7 @@ class DatabaseSample:
                 own = {column.lower() for name, column in asked if name == table.name}
                 own |= {other for name in own for other in self.empty_together.get((table.name, name), ())}
                 places = frozenset(p for p in places if table.columns[p].lower() in own)
-            if places:  # else what was computed of the table stays
+            if places:  # an unchanged table keeps its cached properties
                 tables[table.name] = replace(table, nullable=table.nullable | places)
         return replace(self, tables=tables)
 

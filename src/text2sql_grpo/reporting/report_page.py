@@ -110,7 +110,7 @@ def evaluation_report(path: Path, databases: Databases | None = None) -> Record:
     """Data of the page of an evaluation, whose answers lie next to it as JSONL.
 
     Args:
-        databases: Databases of the questions; None for those of the config around the file or its model.
+        databases: Databases of the questions; default: those in the config next to the file or its model.
 
     Raises:
         DataError: A file is missing or cannot be read.

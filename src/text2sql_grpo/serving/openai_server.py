@@ -273,7 +273,7 @@ class AgentServer:
             yield reply
         finally:
             is_cancelled.set()
-            answer.cancel()  # else asyncio logs that nobody read its failure
+            answer.cancel()  # asyncio would log an exception that is never retrieved
             self.running -= 1
             seconds = round(time.monotonic() - started, 3)
             self._log(request, question=question, sql=sql, status=status, seconds=seconds)

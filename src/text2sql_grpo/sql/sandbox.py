@@ -1,4 +1,4 @@
-"""Kernel's sandbox of a worker process: what it may never do, whatever an engine lets through.
+"""Kernel's sandbox of a worker process: what it may never do, even where an engine allows it.
 
 Linux only. Each part holds alone, so that a kernel without one of them still enforces the others. No query
 takes longer for it. Imported by the workers: nothing heavy here.
