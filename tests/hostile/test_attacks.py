@@ -313,7 +313,7 @@ def test_attacks_of_a_batch_cost_no_other_query_its_answer(
     for number, attack in enumerate(attacks):
         pairs += [(target.location, attack.sql), (target.location, f"SELECT {number}, name FROM ward")]
 
-    with SQLExecutor(Limits(timeout_s=0.3), workers=4, cache_entries=0) as executor:
+    with SQLExecutor(Limits(timeout_s=1), workers=4, cache_entries=0) as executor:
         outcomes = executor.execute_many(pairs)
 
     # One limit for all: here an attack may reach it that ends by itself.

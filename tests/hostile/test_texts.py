@@ -337,7 +337,8 @@ def play(
     """Play on the clinic of each engine; on SQLite with test databases."""
     engine = request.param
     address = make_database(engine, CLINIC)
-    settings = EnvironmentSettings(max_turns=3, limits=Limits(timeout_s=0.1))
+    # A right answer takes a twentieth of this on an idle processor.
+    settings = EnvironmentSettings(max_turns=3, limits=Limits(timeout_s=2))
     with SQLExecutor(settings.limits, workers=1) as executor:
         suite = None
         if engine == "sqlite":
