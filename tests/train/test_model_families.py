@@ -18,6 +18,8 @@ from tests.train.test_token_trees import Updating, batch_of
 from text2sql_grpo.training.arguments import SQLGRPOConfig
 
 DEFAULT = ("gemma2", "gpt_oss", "jamba")
+# One rounding in each weight changes the largest gradient by 110 roundings; by 7 to 19 in other families.
+CONDITION = {"gemma4_text": 8.0}
 
 
 Outcome = tuple[float, torch.Tensor, dict[str, float]]
@@ -88,7 +90,7 @@ def test_the_update_of_a_family_is_that_of_trl(
     layers = ours.model.config.num_hidden_layers
     for (loss, gradient, metrics), (found, found_gradient, found_metrics) in zip(*results, strict=True):
         assert_same(found, loss, layers=layers)
-        assert_same(found_gradient, gradient, layers=layers)
+        assert_same(found_gradient, gradient, layers=layers, scale=CONDITION.get(family, 1.0))
         for name, metric in metrics.items():
             assert_same(found_metrics[name], metric, layers=layers)
     assert abs(results[1][0][2]["kl"]) < bound(torch.float64, layers, 1.0)

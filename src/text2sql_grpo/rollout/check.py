@@ -6,7 +6,7 @@ import torch
 
 from text2sql_grpo.errors import ModelError
 
-_EXACT = 1e-3  # largest difference in float32
+_EXACT = 1e-3  # largest difference in float32 and float64
 # Mean difference in other dtypes, absolute or relative to the mean log-prob: bfloat16 rounds logits to 1/128
 # of their size. Measured on SmolLM2-135M: 0.07, or 1/200, by rounding; 0.5, or 1/28, at positions off by one.
 _ROUNDED, _ROUNDINGS = 0.05, 2 * torch.finfo(torch.bfloat16).eps
@@ -19,7 +19,7 @@ def disagreement(
     plain: Callable[[], torch.Tensor],
     fast: Callable[[], torch.Tensor],
     *,
-    is_float32: bool,
+    is_exact: bool,
 ) -> str | None:
     """Reason why a model cannot be forwarded the fast way, found by trying; None if both ways agree.
 
@@ -31,8 +31,8 @@ def disagreement(
         with torch.no_grad():
             found, expected = fast(), plain()
         errors = (found - expected).abs()
-        error = float(errors.max() if is_float32 else errors.mean())
-        bound = _EXACT if is_float32 else max(_ROUNDED, _ROUNDINGS * float(expected.abs().mean()))
+        error = float(errors.max() if is_exact else errors.mean())
+        bound = _EXACT if is_exact else max(_ROUNDED, _ROUNDINGS * float(expected.abs().mean()))
     except torch.OutOfMemoryError:
         raise
     except _FAILURES as failure:

@@ -238,8 +238,8 @@ def _trial(policy: SlotPolicy) -> str | None:
         log_probs: torch.Tensor = logits[places.argsort()].view(3, count, -1).float().log_softmax(-1)
         return log_probs
 
-    is_float32 = model.dtype == torch.float32 and not torch.is_autocast_enabled(device.type)
-    return disagreement(model, plain, by_cache, is_float32=is_float32)
+    is_exact = model.dtype in (torch.float32, torch.float64) and not torch.is_autocast_enabled(device.type)
+    return disagreement(model, plain, by_cache, is_exact=is_exact)
 
 
 class ModelPolicy:

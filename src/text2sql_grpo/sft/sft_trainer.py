@@ -33,7 +33,7 @@ from text2sql_grpo.rollout.demonstrations import Demonstration, weighted_demonst
 from text2sql_grpo.rollout.slots import shared_length
 from text2sql_grpo.token_tree.attention import TreePass, attend_to_trees
 from text2sql_grpo.token_tree.tree import TokenTree
-from text2sql_grpo.token_tree.update import computes_in_float32, keep_hidden_states, tree_obstacle
+from text2sql_grpo.token_tree.update import computes_exactly, keep_hidden_states, tree_obstacle
 from text2sql_grpo.training.arguments import SQLGRPOConfig
 
 logger = logging.getLogger(__name__)
@@ -250,7 +250,7 @@ class SFTStageTrainer(Trainer):
             model,
             partial(mean, shares_prefixes=False),
             partial(mean, shares_prefixes=True),
-            is_float32=computes_in_float32(self),
+            is_exact=computes_exactly(self),
         )
         self.obstacle = any_reason(reason)
         if self.obstacle is not None:

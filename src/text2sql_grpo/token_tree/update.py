@@ -85,7 +85,7 @@ class TokenTreeUpdate:
                 model,
                 lambda: trl_compat.plain_log_probs(self._trainer, model, ids, mask, width) * is_present,
                 lambda: tree_log_probs(self._trainer, model, scored_tree(ids, mask, is_present))[0],
-                is_float32=computes_in_float32(self._trainer),
+                is_exact=computes_exactly(self._trainer),
             )
         self._switch_off(any_reason(reason))
         if self.is_on:
@@ -182,10 +182,10 @@ def tree_obstacle(trainer: Trainer) -> str | None:
     return obstacle(model)
 
 
-def computes_in_float32(trainer: Trainer) -> bool:
-    """True if the forward passes of training round to float32."""
+def computes_exactly(trainer: Trainer) -> bool:
+    """True if the forward passes of training round no more than float32 does."""
     dtype = trainer.accelerator.unwrap_model(trainer.model).dtype
-    return bool(trainer.accelerator.mixed_precision == "no" and dtype == torch.float32)
+    return trainer.accelerator.mixed_precision == "no" and dtype in (torch.float32, torch.float64)
 
 
 def may_skip_zero_variance(trainer: GRPOTrainer) -> bool:
