@@ -19,6 +19,7 @@ SCRIPT = """
     CREATE TABLE station (id INTEGER PRIMARY KEY, name TEXT, lat REAL, "dock count" INTEGER);
     CREATE TABLE trip (id INTEGER PRIMARY KEY, station_id INTEGER, minutes INTEGER);
     CREATE TABLE "Bike Type" (id INTEGER PRIMARY KEY, wheels INTEGER);
+    CREATE TABLE "order" (id INTEGER PRIMARY KEY, "group" TEXT);
 """
 
 
@@ -42,7 +43,7 @@ def advice(
     ("sql", "expected"),
     [
         pytest.param("SELECT latitude FROM station", "take lat from station", id="like"),
-        pytest.param("SELECT dock_count FROM station", "take dock count from station", id="spelling"),
+        pytest.param("SELECT dock_count FROM station", 'take "dock count" from station', id="spelling"),
         pytest.param("SELECT T1.minutes FROM station T1", "join trip, which has minutes", id="elsewhere"),
         pytest.param(
             "SELECT T2.name FROM station T1 JOIN trip T2 ON T1.id = T2.station_id",
@@ -51,7 +52,14 @@ def advice(
         ),
         pytest.param("SELECT wheel_count FROM trip", "take other columns: trip has id, station_id, minutes"),
         pytest.param("SELECT minutes FROM trips", "read trip", id="table"),
-        pytest.param("SELECT wheels FROM bike_type", "read Bike Type", id="table-spelling"),
+        pytest.param("SELECT wheels FROM bike_type", 'read "Bike Type"', id="table-spelling"),
+        pytest.param("SELECT count(*) FROM order", 'write "order" with its quotes', id="keyword"),
+        pytest.param(
+            """SELECT id FROM "order" WHERE group = 'a'""",
+            'write "group" with its quotes',
+            id="keyword-column",
+        ),
+        pytest.param("SELECT id FROM trip LIMIT 1 ORDER BY id", "", id="keyword-as-such"),
         pytest.param("SELECT 1 FROM zzz", "", id="nothing-like-it"),
         pytest.param("SELECT no_function(1)", "", id="other-error"),
     ],
@@ -66,7 +74,7 @@ def test_long_names_are_not_compared(make_database: Callable[[str, str], Path | 
 
     advised = missing_name_advice(schema, f"SELECT {name} FROM station", f"no such column: {name}")
 
-    assert advised == "take other columns: station has id, name, lat, dock count"
+    assert advised == 'take other columns: station has id, name, lat, "dock count"'
 
 
 @pytest.mark.parametrize("instructions", [True, False])
@@ -90,7 +98,7 @@ def test_no_hidden_name_is_advised(make_database: Callable[[str, str], Path | st
 
     advised = missing_name_advice(schema, "SELECT latitude FROM station", "no such column: latitude")
 
-    assert advised == "take other columns: station has id, name, dock count"
+    assert advised == 'take other columns: station has id, name, "dock count"'
 
 
 def test_a_missing_table_is_advised_on_where_something_is_hidden(tmp_path: Path) -> None:
