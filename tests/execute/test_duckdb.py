@@ -337,6 +337,19 @@ def test_results_that_change_are_volatile(path: Path, sql: str) -> None:
     database.close()
 
 
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "SELECT count(*) FROM ward WHERE id > (SELECT id FROM ward WHERE name = 'Surgery')",
+        "SELECT pi(), range FROM range(3)",
+        "SELECT key FROM json_each('{\"a\": 1}')",
+    ],
+)
+def test_results_that_stay_are_not_volatile(database: HardenedDuckDB, sql: str) -> None:
+    assert database.run(sql, LIMITS).is_ok
+    assert not database.is_volatile
+
+
 @pytest.mark.slow
 def test_one_worker_reads_more_files_than_its_addresses_hold(tmp_path: Path) -> None:
     with duckdb.connect(str(tmp_path / "0.duckdb")) as connection:
