@@ -503,6 +503,20 @@ def test_days_of_timestamps_are_compared_by_day(tmp_path: Path) -> None:
     assert len(checked) == 4
 
 
+@pytest.mark.parametrize("engine", ["sqlite", "duckdb"])
+def test_rows_are_not_sorted_by_a_column_with_nulls(tmp_path: Path, engine: str) -> None:
+    names = ("Physics", "Biology", "History", "Music", "Drama", "Latin", "Greek", "Dance")
+    values = ", ".join(f"('{name}', {7 * i % 5 + i}, {i or 'NULL'})" for i, name in enumerate(names))
+    script = f"CREATE TABLE club (name TEXT, dues REAL, budget REAL); INSERT INTO club VALUES {values};"
+    make = sqlite_file if engine == "sqlite" else duckdb_file
+    make(tmp_path / f"school.{engine}", script)
+    sets = [QuestionSet("train", "train", 120, 0, "any")]
+    make_questions(tmp_path / f"school.{engine}", tmp_path / "questions", question_sets=sets)
+    golds = {row["gold_sql"] for row in read(tmp_path / "questions")["train"]}
+    assert "SELECT name FROM club ORDER BY dues DESC" in golds
+    assert "SELECT name FROM club ORDER BY budget DESC" not in golds
+
+
 def test_days_and_numbers_at_the_end_of_their_range_are_read(tmp_path: Path) -> None:
     """Databases mark missing days by the first and last ones that they can store."""
     ends = ["0000-00-00", "2024-02-30", "9999-12-31", *(f"2024-0{i}-11" for i in range(1, 6))]

@@ -429,10 +429,10 @@ def _is_good(profile: Profile, draft: Draft) -> bool:
         return False  # it leaves no group out
     if ranked := _RANKED.fullmatch(gold):
         source, key, direction, limit = ranked.groups()
-        taken = int(limit) + 1 if limit else -1
+        taken = int(limit) + 1 if limit else len(rows)
         query = f"SELECT {key} {source} ORDER BY {key}{direction or ''} LIMIT {taken}"
         keys = profile.rows(query) or ()
-        if (None,) in keys or (limit and (len(keys) < taken or len(set(keys)) < taken)):
+        if (None,) in keys or len(keys) < taken or (limit and len(set(keys)) < taken):
             return False
     if look is not None and not profile.rows(look):
         return False
