@@ -232,6 +232,27 @@ def test_a_folder_of_rows_is_one_database(tmp_path: Path, caplog: pytest.LogCapt
     assert Databases(folder).address("shop") != built
 
 
+def test_cells_of_an_excel_file_are_read_as_those_of_csv(tmp_path: Path) -> None:
+    sheet = pandas.DataFrame(
+        {
+            "region": ["NA", "None", "a;b"],
+            "boss": [None, 1, 2],
+            "plz": ["00123", "01234", "99000"],
+            "price": ["$1,200.50", "N/A", "$7.25"],
+            "is open": [True, None, False],
+        },
+        dtype=object,
+    )
+    sheet.to_excel(tmp_path / "shop.xlsx", index=False)
+    databases = Databases(tmp_path / "shop.xlsx")
+    assert rows_of(databases, "shop", "FROM shop") == [
+        ("NA", None, "00123", 1200.5, 1),
+        ("None", 1, "01234", None, None),
+        ("a;b", 2, "99000", 7.25, 0),
+    ]
+    assert rows_of(databases, "shop", "SELECT typeof(boss) FROM shop LIMIT 1") == [("BIGINT",)]
+
+
 @pytest.mark.parametrize(
     ("files", "message"),
     [

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from contextlib import closing, suppress
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from text2sql_grpo.data.row_values import columns_of_csv
 from text2sql_grpo.errors import DataError, needs_extra
@@ -28,7 +28,7 @@ _DELIMITERS = ",;\t|"
 EXCEL_SEPARATOR = re.compile(r"sep=([^\w'\"\r\n])\r?\n", re.IGNORECASE)  # the first line, before the names
 MAX_COLUMNS_SHOWN = 12
 MAX_ODD = 0.15  # share of characters above ASCII in a Western file
-FORMAT = 4  # of the copies, raised when values are read in another way
+FORMAT = 5  # of the copies, raised when values are read in another way
 
 _logger = logging.getLogger(__name__)
 
@@ -86,20 +86,16 @@ def _copy(connection: "DuckDBPyConnection", file: Path, folder: Path) -> None:
     if not file.stat().st_size:
         raise DataError(f"cannot read the rows: the file is empty (at {file})")
     table, suffix = quote_name(file.stem, "duckdb"), file.suffix.lower()
-    is_csv = suffix in (".csv", ".tsv")
-    read = _as_utf8(file, folder) if is_csv else file
+    is_csv, read = suffix in (".csv", ".tsv", ".xlsx"), file
+    if is_csv:
+        read = _sheet_as_csv(file, folder) if suffix == ".xlsx" else _as_utf8(file, folder)
     try:
-        if suffix == ".xlsx":
-            connection.register("_sheet", _sheet(file))
-            connection.execute(f"CREATE TABLE {table} AS SELECT * FROM _sheet")
-            connection.unregister("_sheet")
-        else:
-            shown, reader = "*", "read_json(?, sample_size = -1)"
-            if suffix == ".parquet":
-                reader = "read_parquet(?)"
-            elif is_csv:
-                shown, reader = columns_of_csv(connection, read, _csv_reader(read))
-            connection.execute(f"CREATE TABLE {table} AS SELECT {shown} FROM {reader}", [str(read)])
+        shown, reader = "*", "read_json(?, sample_size = -1)"
+        if suffix == ".parquet":
+            reader = "read_parquet(?)"
+        elif is_csv:
+            shown, reader = columns_of_csv(connection, read, _csv_reader(read))
+        connection.execute(f"CREATE TABLE {table} AS SELECT {shown} FROM {reader}", [str(read)])
         columns = connection.execute(f"DESCRIBE {table}").fetchall()
     except duckdb.Error as error:
         lines = [line for line in str(error).partition("\nLINE ")[0].splitlines() if line.strip()]
@@ -178,13 +174,16 @@ def _odd_line(file: Path) -> str:
     return ""
 
 
-def _sheet(file: Path) -> Any:
-    """First sheet of an Excel file, as a data frame."""
+def _sheet_as_csv(file: Path, folder: Path) -> Path:
+    """First sheet of an Excel file as CSV, cell by cell: left to itself, pandas reads `00123` as 123."""
     with needs_extra("excel", f"the Excel file {file}"):
         import openpyxl  # type: ignore[import-untyped]  # noqa: F401 (pandas reads with it)
     import pandas  # type: ignore[import-untyped]
 
     try:
-        return pandas.read_excel(file)
+        sheet = pandas.read_excel(file, dtype=object, keep_default_na=False)
     except Exception as error:  # the parser of a broken archive raises anything
         raise DataError(f"cannot read the sheet: {error} (at {file})") from error
+    copy = folder / file.name
+    sheet.to_csv(copy, index=False)
+    return copy
