@@ -1,6 +1,7 @@
 """`init`: a folder for one's own database, made again without losing edits."""
 
 import json
+import shlex
 import sqlite3
 from contextlib import closing
 from io import StringIO
@@ -42,12 +43,14 @@ def shop(tmp_path: Path) -> Path:
 def test_init_writes_a_folder_that_can_be_trained_on(
     shop: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    out = tmp_path / "made"
+    out = tmp_path / "of $HOME"
     assert main(["init", str(shop), "--out", str(out)]) == 0
     shown = capsys.readouterr().out
     assert "stg_customers_id -> stg_customers (mined)" in " ".join(shown.split())
     commands = [line.strip() for line in shown.splitlines() if line.startswith("  text2sql-grpo ")]
     assert [line.split()[1] for line in commands][1:] == ["train", "ask"]
+    assert shlex.split(commands[1])[2:] == ["--config", str(out / "config.yaml")]
+    assert len(shlex.split(commands[2])) == 7
     config = load_config(out / "config.yaml")
     assert str(config.data.databases) == str(shop) and set(config.data.test) == {
         "test_values",

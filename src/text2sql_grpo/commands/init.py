@@ -89,7 +89,7 @@ def init(database: str = "", *, out: Path | None = None, model: str = "", seed: 
     time = "doctor measures the time" if minutes is None else f"about {minutes:.0f} minutes"
     shown = f"{config}: as {size.example}, {size.need}, {time}" if is_new else f"{config}: kept as it was"
     console.print(shown, soft_wrap=True, markup=False)
-    question = str(first.get("question", "How many rows are there?")).replace('"', "'")
+    question = str(first.get("question", "How many rows are there?"))
     console.print("Next:")
     for line in new_project.next_commands(folder, size, database=database, question=question):
         console.print(f"  {line}", soft_wrap=True, markup=False)

@@ -1,5 +1,6 @@
 """A folder to train on a database of one's own: words, questions and a config fit for this machine."""
 
+import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -147,7 +148,7 @@ def write_config(
     time = "measured by `text2sql-grpo doctor`" if minutes is None else f"about {minutes:.0f} minutes"
     header = (
         f"# Made for {database} by `text2sql-grpo init`; edit it as you like, it is never written over.\n"
-        f"# Command:   text2sql-grpo train --config {path}\n"
+        f"# Command:   text2sql-grpo train --config {shlex.quote(str(path))}\n"
         f"# Follows:   config/{size.example}.yaml (text2sql-grpo config --example {size.example})\n"
         f"# Memory:    {size.need}\n# Time:      {time}\n"
     )
@@ -157,12 +158,15 @@ def write_config(
 
 def next_commands(folder: Path, size: Size, *, database: str, question: str) -> list[str]:
     """The commands behind `init`, in order."""
-    start = f"text2sql-grpo merge --adapter data/start --out {folder / 'start'}"
-    check = f"text2sql-grpo doctor --config {folder / 'config.yaml'}"
+    config, merged = str(folder / "config.yaml"), str(folder / "run" / "merged")
+    start = ("merge", "--adapter", "data/start", "--out", str(folder / "start"))
     return [
-        start if size.example == "quickstart" else check,
-        f"text2sql-grpo train --config {folder / 'config.yaml'}",
-        f'text2sql-grpo ask "{question}" --model {folder / "run" / "merged"} --db {database}',
+        shlex.join(("text2sql-grpo", *words))
+        for words in (
+            start if size.example == "quickstart" else ("doctor", "--config", config),
+            ("train", "--config", config),
+            ("ask", question, "--model", merged, "--db", database),
+        )
     ]
 
 
