@@ -227,7 +227,7 @@ def test_a_smoke_run_ends_with_a_model_that_can_be_asked(
     config = write_config(tmp_path, rewards={"execution": 1.0})
     own = ["--grpo.max_steps", "50", "--grpo.num_generations", "16", "--evaluation.every", "1"]
     own += ["--data.dev", str(tmp_path / "questions.jsonl"), "--evaluation.keep", "best"]
-    own += ["--selection.strata", "{join: 0.5}", "--model.lora", json.dumps(lora)]
+    own += ["--selection.strata", "{join: 0.5}", "--model.lora", json.dumps(lora), "--losses.kept", "0.5"]
     text = yaml.safe_load(config.read_text())
     for name, value in zip(own[::2], own[1::2], strict=True):
         section, key = name.removeprefix("--").split(".")
@@ -240,6 +240,7 @@ def test_a_smoke_run_ends_with_a_model_that_can_be_asked(
 
     folder = tmp_path / "run-smoke"
     assert len(json_lines(folder / "rollouts.jsonl")) == 8 and len(json_lines(folder / "metrics.jsonl")) == 1
+    assert yaml.safe_load((folder / "config.yaml").read_text())["losses"]["kept_questions"] == 8
     assert len(json_lines(folder / "evaluation.jsonl")) == 1, "options of the command line come last"
     assert not (tmp_path / "run").exists()
     capsys.readouterr()

@@ -94,6 +94,7 @@ def _smoke_settings(run: Config) -> list[str]:
         "data.test_samples": 2,
         "environment.max_turn_tokens": min(episode.max_turn_tokens, 72),
         "selection": {},
+        "losses.kept_questions": 8,
         "evaluation": {"before_training": False},
         "alerts": None,
     }
