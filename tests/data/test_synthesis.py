@@ -603,13 +603,13 @@ def test_codes_are_compared_counted_and_never_added(tmp_path: Path, engine: str)
     codes = (200, 200, 301, 404, 503)
     rows = [
         f"({i}, {codes[i % 5]}, {i % 4 + 1}, {1500 + i % 3}, {i * 37}, '{'POST' if i % 3 else 'GET'}', "
-        f"{i % 7 > 3:d}, {i % 5 > 1:d})"
+        f"{i % 7 > 3:d}, {i % 5 > 1:d}, {i // 2}, {1600000000 + 977 * i})"
         for i in range(90)
     ]
     script = (
         "CREATE TABLE requests (id INTEGER PRIMARY KEY, status_code INTEGER, priority INTEGER, "
         "order_year INTEGER, bytes_sent INTEGER, method VARCHAR, is_bot INTEGER, "
-        "attempt INTEGER);"
+        "attempt INTEGER, parent INTEGER, seen_epoch INTEGER);"
         f"INSERT INTO requests VALUES {', '.join(rows)};"
     )
     make = {"sqlite": sqlite_file, "duckdb": duckdb_file}[engine]
@@ -623,7 +623,8 @@ def test_codes_are_compared_counted_and_never_added(tmp_path: Path, engine: str)
     assert "order_year = " not in golds and "attempt = " not in golds  # 0 and 1 may mean anything
     flags = [row for row in made if "whose bot flag is false" in row["question"]]
     assert flags and all("is_bot = 0" in row["gold_sql"] for row in flags)
-    assert not re.search(r"(AVG|SUM|MAX|MIN)\((status_code|priority)\)|(status_code|priority) [<>]", golds)
+    codes_only = "(status_code|priority|parent|seen_epoch)"
+    assert not re.search(rf"(AVG|SUM|MAX|MIN)\({codes_only}\)|{codes_only} [<>]", golds)
 
 
 @pytest.mark.parametrize(("n_columns", "are_flags"), [(4, False), (5, True)])
