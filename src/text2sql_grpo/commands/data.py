@@ -88,7 +88,8 @@ def show_made(made: Made, console: Console) -> None:
         if count < made.wanted[name]:
             console.print(f"{name}: wanted {many(made.wanted[name], 'question')}, got {count} different ones")
     if made.lacks:
-        text = f"without questions: {', '.join(made.lacks)}; `data words` writes names that can be edited"
+        reasons = "the remark is the reason, and `data words` writes names that can be edited"
+        text = f"without questions: {', '.join(made.lacks)}; {reasons}"
         console.print(text, style="red", soft_wrap=True, markup=False)
 
 
