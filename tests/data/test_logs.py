@@ -89,7 +89,7 @@ QUESTIONS = {
     ),
     "SELECT c.city, COUNT(*) AS n FROM orders AS o JOIN customers AS c ON c.id = o.customer_id "
     "WHERE o.status IN ('open', 'lost') GROUP BY c.city HAVING COUNT(*) > 5 ORDER BY n DESC": (
-        'Show each customer\'s city with the number of orders whose status is "open" or "lost", only where '
+        'Show each city of a customer with the number of orders whose status is "open" or "lost", only where '
         "the number of orders is above 5, sorted by the number of orders in descending order."
     ),
     "SELECT c.name, SUM(o.price) FROM orders AS o JOIN customers AS c ON o.customer_id = c.id "
@@ -312,7 +312,7 @@ def test_models_of_dbt_are_read_compiled_or_with_plain_jinja(shop: Path, tmp_pat
     made, found = made_of(shop, tmp_path, str(project))
     assert set(found.values()) == {
         'How many orders are there whose status is "paid"?',
-        "Show each customer's city with the number of orders, only where the number of orders is above 2.",
+        "Show each city of a customer with the number of orders, only where the number of orders is above 2.",
     }
     assert made.reasons == {"a test of dbt": 3, "Jinja that dbt must compile (dbt compile)": 1}
 

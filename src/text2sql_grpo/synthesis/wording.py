@@ -10,7 +10,7 @@ from sqlglot.optimizer.simplify import Simplifier
 from text2sql_grpo.synthesis import words
 from text2sql_grpo.synthesis.conditions import day_words, is_calendar_day, superlatives, without_unit
 from text2sql_grpo.synthesis.log_queries import tables_of
-from text2sql_grpo.synthesis.nouns import identifier_words, is_english, is_plural, plural
+from text2sql_grpo.synthesis.nouns import identifier_words, is_english, is_plural, plural, with_article
 from text2sql_grpo.synthesis.roles import plain_text
 from text2sql_grpo.synthesis.words import Column, Database, Source
 
@@ -144,7 +144,8 @@ class _Worded:
             text = f"For each {owner} with {self._rows}{where}, show {what}"
         else:
             _check({one.sql() for one in keys} == {one.sql() for one in shown})
-            each = said[0] if len(said) == 1 else f"combination of {_listed(said)}"
+            groups = [self._group(one) for one in shown]
+            each = groups[0] if len(said) == 1 else f"combination of {_listed(groups)}"
             rows = "" if counted[-1] == f"number of {self._rows}" else f" of its {self._rows}"
             text = f"Show each {each} with {_listed(counted, article='the ')}{rows}{where}"
         if having:
@@ -153,6 +154,16 @@ class _Worded:
             bound = f"{_BOUNDS[type(test)][0]} {_number(test.expression)}"
             text += f", only where the {self._aggregate(test.this)} is {bound}"
         return f"{text}{self._order()}."
+
+    def _group(self, node: exp.Expr) -> str:
+        """Words of a group: "city of a customer", or "customer's name" if no two customers share it."""
+        words = self._phrase(node)
+        owner, _, noun = words.partition("'s ")
+        if not noun or not isinstance(node := self._unaliased(node), exp.Column):
+            return words
+        table, name = self._table(node)
+        is_shared = not self._profile.tables[table].columns[name].is_unique
+        return f"{noun} of {with_article(owner)}" if is_shared else words
 
     def _owner(self, keys: list[exp.Expr], shown: list[exp.Expr]) -> str:
         """Noun of the rows of a joined table that the groups are; empty if they are something else."""
