@@ -229,7 +229,8 @@ def _long_prompts(
         messages = environment.session(question.example).start()
         tokens = sum(estimated_tokens(message["content"]) for message in messages)
         if tokens > max_prompt_tokens:
-            yield _finding(question, "too_long", f"about {tokens} tokens")
+            bound = "environment.max_schema_tokens of --config bounds the schema"
+            yield _finding(question, "too_long", f"about {tokens} tokens; {bound}")
 
 
 def counts(audit: QuestionAudit) -> Counter[str]:
