@@ -12,6 +12,7 @@ import sys
 from collections import Counter
 from contextlib import closing
 from pathlib import Path
+from traceback import format_exception
 from typing import Any
 
 import pytest
@@ -207,9 +208,27 @@ def test_a_used_folder_is_refused_and_a_resumed_one_repeats_no_line(model: str) 
     assert [json.loads(line)["step"] for line in lines] == [0, 2]
 
 
-def test_a_run_that_failed_resumes_with_the_questions_of_the_failed_step(model: str) -> None:
-    def trainer() -> t2s.SQLGRPOTrainer:
-        return t2s.SQLGRPOTrainer(model, env, train_dataset=ROWS, args=arguments(max_steps=4, save_steps=100))
+@pytest.mark.parametrize(
+    "where",
+    [
+        "reward",
+        "on_step_end",
+        *(pytest.param(one, marks=pytest.mark.thorough) for one in ("part", "on_step_begin", "on_log")),
+    ],
+)
+def test_a_run_that_failed_resumes_with_the_questions_of_the_failed_step(where: str, model: str) -> None:
+    class Fails(TrainerCallback):
+        pass
+
+    def fails_at_last(self: Any, args: Any, state: Any, *_: Any, **__: Any) -> None:
+        if state.global_step == 2:
+            raise ZeroDivisionError("of the caller")
+
+    setattr(Fails, where, fails_at_last)
+
+    def trainer(*callbacks: TrainerCallback) -> t2s.SQLGRPOTrainer:
+        args = arguments(max_steps=4, save_steps=100)
+        return t2s.SQLGRPOTrainer(model, env, train_dataset=ROWS, args=args, callbacks=[*callbacks])
 
     def asked() -> list[str]:
         return [json.loads(line)["example"] for line in Path("run/rollouts.jsonl").read_text().splitlines()]
@@ -218,19 +237,30 @@ def test_a_run_that_failed_resumes_with_the_questions_of_the_failed_step(model: 
         trainer().train()
         expected = asked()
         shutil.rmtree("run")
-        failing = trainer()
+        failing = trainer(Fails())
         play = failing.play.play
 
-        def fail_at_last(*args: Any) -> Any:
-            if failing.state.global_step == 2:
-                raise RewardError("a reward failed")
+        def fail_in_play(*args: Any) -> Any:
+            if failing.state.global_step == 2 and where in ("reward", "part"):
+                raise RewardError("a reward failed") if where == "reward" else ZeroDivisionError
             return play(*args)
 
-        failing.play.play = fail_at_last  # type: ignore[method-assign]
-        with pytest.raises(RewardError, match="checkpoint-2 holds the steps before"):
+        failing.play.play = fail_in_play  # type: ignore[method-assign]
+        with pytest.raises(RewardError if where == "reward" else ZeroDivisionError) as caught:
             failing.train()
+        assert "checkpoint-2 holds the steps before" in "".join(format_exception(caught.value))
         trainer().train(resume_from_checkpoint=True)
     assert asked() == expected
+
+
+def test_the_trainer_neither_evaluates_by_itself_nor_sends_its_rows_to_the_hub(model: str) -> None:
+    with small() as env:
+        trainer = t2s.SQLGRPOTrainer(model, env, train_dataset=ROWS, args=arguments())
+        for evaluate in (trainer.evaluate, lambda: trainer.predict(trainer.train_dataset)):
+            with pytest.raises(t2s.RunError, match="eval_dataset"):
+                evaluate()
+        with pytest.raises(t2s.RunError, match="text2sql-grpo push"):
+            trainer.push_to_hub()
 
 
 def test_training_by_epochs_is_evaluated_at_its_ends(model: str) -> None:

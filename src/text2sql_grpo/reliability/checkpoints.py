@@ -152,12 +152,14 @@ class Checkpoints(TrainerCallback):
         partial: Folder for transformers to save into while a checkpoint is written; None otherwise.
         best: Best checkpoint; None before the first one.
         before_step: The trainer's `state_dict` at the beginning of the current step; empty before it.
+        begun_at: Number of steps done at that moment; None before it.
     """
 
     def __init__(self, trainer: Trainer) -> None:
         self.partial: Path | None = None
         self.best: Best | None = None
         self.before_step: dict[str, Any] = {}
+        self.begun_at: int | None = None
         self._trainer, self._has_state = trainer, hasattr(trainer, "state_dict")
         self._last_step = 0
 
@@ -220,9 +222,10 @@ class Checkpoints(TrainerCallback):
             load_model(trainer.accelerator.unwrap_model(trainer.ref_model), checkpoint / _REFERENCE)
         remove_left_over(checkpoint, trainer.args)
 
-    def on_step_begin(self, *_: Any, **kwargs: Any) -> None:
+    def on_step_begin(self, args: Any, state: Any, *_: Any, **kwargs: Any) -> None:
         """Note the state of the trainer, for a checkpoint of the steps before a failure."""
         self.before_step = self._trainer.state_dict() if self._has_state else {}
+        self.begun_at = state.global_step
 
     def on_step_end(self, args: Any, state: Any, control: TrainerControl, **kwargs: Any) -> None:
         """Log a step that is saved."""

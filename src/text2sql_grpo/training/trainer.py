@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from datasets import Dataset
@@ -22,7 +22,7 @@ from text2sql_grpo.reliability.bad_steps import BadSteps
 from text2sql_grpo.reliability.checkpoints import Checkpoints
 from text2sql_grpo.reliability.ranks import gather, is_distributed
 from text2sql_grpo.token_tree.update import TokenTreeUpdate
-from text2sql_grpo.training.arguments import SQLGRPOConfig
+from text2sql_grpo.training.arguments import REFUSED, SQLGRPOConfig
 from text2sql_grpo.training.credit import GroupCredit
 from text2sql_grpo.training.log_probs import Inputs, other_log_probs
 from text2sql_grpo.training.losses import Teach, joined
@@ -167,10 +167,10 @@ class RolloutGRPOTrainer(GRPOTrainer):
         """Return the next micro-batch; of a new generation batch when the last one is used up.
 
         Raises:
-            RunError: TRL evaluates, which this trainer does not.
+            RunError: See `evaluate`.
         """
         if not self.model.training:
-            raise RunError("this trainer does not evaluate: use text2sql_grpo.evaluate, or evaluation.every")
+            self.evaluate()
         if self._num_taken % self._batch_lifetime == 0 or not self._micro_batches:
             self._micro_batches = self.update.split(self.generation_batch())
         return self._micro_batches[self._num_taken % len(self._micro_batches)]
@@ -263,7 +263,7 @@ class RolloutGRPOTrainer(GRPOTrainer):
         return str(self._checkpoints.partial or super()._get_output_dir(trial))
 
     def train(self, resume_from_checkpoint: str | Path | bool | None = None, **options: Any) -> TrainOutput:
-        """Train like TRL's trainer; save the whole steps before a failure that the caller can mend.
+        """Train like TRL's trainer; save the whole steps before a failure that the caller can fix.
 
         A checkpoint without a step left is loaded, and its step is the result.
 
@@ -280,6 +280,11 @@ class RolloutGRPOTrainer(GRPOTrainer):
             return super().train(resume_from_checkpoint, **options)
         except (RewardError, ServerGoneError) as error:
             raise type(error)(f"{error}; {self.saved_steps()}") from error
+        except RunError:
+            raise
+        except Exception as error:  # of a callback, a part of the step, or the memory
+            error.add_note(self.saved_steps())
+            raise
 
     def saved_steps(self) -> str:
         """Save the whole steps before a failure, and return the end of an error message about them.
@@ -291,13 +296,27 @@ class RolloutGRPOTrainer(GRPOTrainer):
         if step == 0 or (is_distributed() and not is_saved):
             return "no checkpoint was saved"
         if not is_saved:
-            if self._checkpoints.before_step:
+            if self._checkpoints.begun_at == step:  # else the step is done, and a callback failed
                 self.load_state_dict(self._checkpoints.before_step)
             trl_compat.save_checkpoint(self)
-        return f"checkpoint-{step} holds the steps before: resume from it (--resume auto)"
+        return (
+            f"checkpoint-{step} holds the steps before: resume from it (--resume auto, "
+            "or train(resume_from_checkpoint=True))"
+        )
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
         """Do nothing: `publishing` writes the model card, with data and accuracy."""
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Refuse, as TRL's evaluation would read its dataset, not whole episodes."""
+        raise RunError(
+            "this trainer does not evaluate: use text2sql_grpo.evaluate(trainer, environment, questions), or "
+            "eval_dataset with eval_steps (in a config, evaluation.every)"
+        )
+
+    def push_to_hub(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Refuse: TRL would send the output folder with `rollouts.jsonl`, and make the repository public."""
+        raise RunError(f"push_to_hub is not supported: {REFUSED['push_to_hub']}")
 
 
 def _judged_in_play(**_: Any) -> list[float | None]:
