@@ -16,7 +16,6 @@ from text2sql_grpo.config import load_config
 from text2sql_grpo.errors import ConfigError, RunError
 from text2sql_grpo.evaluation.bench import Bench
 from text2sql_grpo.integrations.stock_trl import stock_trl
-from text2sql_grpo.rewards import RewardMix
 
 
 def main(arguments: list[str] | None = None) -> GRPOTrainer:
@@ -30,7 +29,7 @@ def main(arguments: list[str] | None = None) -> GRPOTrainer:
     config = load_config(options.config)  # data, environment, rewards and grading; not its model and grpo
     bench = Bench.open(config)
     examples = bench.load(config.data.train, limit=config.data.train_samples)
-    spec = stock_trl(examples, bench.environment, RewardMix(config.rewards))
+    spec = stock_trl(examples, bench.environment, config.rewards)
     args = GRPOConfig(
         output_dir=options.output_dir,
         max_steps=options.max_steps,

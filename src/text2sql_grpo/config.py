@@ -34,7 +34,7 @@ from text2sql_grpo.checked import (
 )
 from text2sql_grpo.docstrings import described, opening
 from text2sql_grpo.environment.session import EnvironmentSettings
-from text2sql_grpo.errors import ConfigError
+from text2sql_grpo.errors import ConfigError, check_type
 from text2sql_grpo.files import BoundedLoader, parse_yaml
 
 if TYPE_CHECKING:
@@ -527,6 +527,7 @@ def load_config(path: Path | str, overrides: Sequence[str] = ()) -> Config:
         ConfigError: No such file, no YAML, an unknown key, a wrong type or value, or rewards by
             which a wrong answer could out-score a right one. Names file and key.
     """
+    check_type("path", path, str | Path)
     path = Path(path)
     is_own = is_bundled(path)
     try:
@@ -665,7 +666,7 @@ def override(tree: dict[str, Any], arguments: Sequence[str]) -> None:
     Raises:
         ConfigError: A field has no value, or its value is not YAML.
     """
-    rest = list(arguments)
+    rest = [str(one) for one in arguments]
     while rest:
         flag = rest.pop(0)
         key, equals, text = flag.removeprefix("--").partition("=")

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 TYPE_CHECKING = False  # see `sql.sqlite`
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from typing import Any
 
 
 class RunError(Exception):
@@ -19,6 +20,17 @@ class ConfigError(RunError):
 
 class ArgumentError(ConfigError, ValueError):
     """An argument that Python hands in has a wrong value."""
+
+
+def check_type(name: str, value: object, kind: Any) -> None:
+    """Refuse an argument that is of another type.
+
+    Raises:
+        ArgumentError: It is; names both types.
+    """
+    if not isinstance(value, kind):
+        shown = getattr(kind, "__name__", str(kind))
+        raise ArgumentError(f"{name} must be of type {shown}, got {type(value).__name__}")
 
 
 class DataError(RunError):

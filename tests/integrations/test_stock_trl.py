@@ -17,6 +17,7 @@ from trl import GRPOConfig, GRPOTrainer
 from tests.scripted_policy import SHOP, ask
 from tests.tiny_model import write_model
 from tests.tiny_run import write_config
+from text2sql_grpo.environment.episode import Episode
 from text2sql_grpo.environment.protocols import TOOLS
 from text2sql_grpo.environment.session import EnvironmentSettings
 from text2sql_grpo.environment.tool_calls import call_text
@@ -50,6 +51,22 @@ def tools(tmp_path: Path) -> SQLTools:
 def logged(tools: SQLTools) -> tuple[list[float | None], dict[str, float]]:
     metrics: dict[str, float] = {}
     return log_scores([tools], metrics.__setitem__, completions=[]), metrics
+
+
+def test_it_takes_rows_and_reward_functions_as_this_packages_trainer_does(tmp_path: Path) -> None:
+    def brief(episode: Episode) -> float:
+        return float(len(episode.final_sql or "") < 90)
+
+    (tmp_path / "shop.sql").write_text(SHOP, "utf-8")
+    environment = Environment(tmp_path / "shop.sql", test_databases=0, **vars(NATIVE))
+    tools = stock_trl(
+        [{"question": "Staff?", "sql": RIGHT}], environment, [(brief, 0.5)]
+    ).environment_factory()
+    tools.reset(example=0)
+    tools.submit_sql(RIGHT)
+    assert tools.get_reward() == 1.5
+    with pytest.raises(ConfigError, match="environment must be"):
+        stock_trl([], "shop.sql")  # type: ignore[arg-type]
 
 
 def test_an_instance_runs_one_session_after_another(tools: SQLTools) -> None:

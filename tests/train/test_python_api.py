@@ -321,6 +321,12 @@ def test_wrong_numbers_of_an_evaluation(options: dict[str, Any], name: str, mode
         t2s.evaluate(model, env, ROWS, **options)
 
 
+def test_an_endpoint_without_http_is_named_with_the_reason() -> None:
+    served = t2s.Endpoint("127.0.0.1:1/v1", "m", retries=0)
+    with small() as env, pytest.raises(t2s.RunError, match=r"127\.0\.0\.1:1/v1.*http://"):
+        t2s.evaluate(served, env, ROWS[:1])
+
+
 def test_an_error_of_a_callback_ends_an_evaluation_at_once(model: str) -> None:
     called = []
 
@@ -358,6 +364,9 @@ def test_another_working_folder_leaves_the_database(model: str, tmp_path: Path) 
         ({"max_steps": 0}, "max_steps"),
         ({"eval_steps": 0.5}, "eval_steps"),
         ({"loss_type": "x"}, "loss_type"),
+        ({"learning_rate": "1e-5"}, "learning_rate must be of type float, got '1e-5'"),
+        ({"temperature": None}, "temperature must be of type float"),
+        ({"gradient_accumulation_steps": "2"}, "gradient_accumulation_steps"),
     ],
 )
 def test_wrong_training_arguments(fields: dict[str, Any], name: str) -> None:
@@ -392,6 +401,12 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
         {"optimizers": (torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1), None)},
         "optimizers",
     ),
+    "losses as a dict": ({"losses": {"gold": 0.1}}, "losses must be of type"),
+    "a selection by name": ({"select": "strata"}, "select must be of type"),
+    "a tokenizer by name": ({"processing_class": "small"}, "processing_class must be of type"),
+    "a callback alone": ({"callbacks": TrainerCallback()}, "callbacks must be of type list"),
+    "a layer as model": ({"model": torch.nn.Linear(2, 2)}, "model must be of type"),
+    "vLLM without its package": ({"args": {"use_vllm": True}}, "vLLM is not available"),
     "too few questions": ({"train_dataset": ROWS[:1], "args": {"num_generations": 2}}, "questions"),
 }
 
@@ -413,4 +428,26 @@ def test_a_mistake_of_the_caller_is_one_clear_error(case: str, model: str) -> No
             args=given.get("training_arguments") or arguments(**given["args"]),
             peft_config=given.get("peft_config") or LoraConfig(r=2, target_modules="all-linear"),
             optimizers=given.get("optimizers", (None, None)),
+            **{
+                name: given[name]
+                for name in ("losses", "select", "processing_class", "callbacks")
+                if name in given
+            },
         )
+
+
+def test_a_wrong_argument_of_a_function_is_named_with_both_types(model: str) -> None:
+    path = Path("my.yaml")
+    path.write_text("run: {seed: 1}\n", encoding="utf-8")
+    executor: Any = None
+    calls: dict[str, Any] = {
+        "environment must be of type Environment, got str": lambda: t2s.evaluate(model, "shop.sqlite", ROWS),  # type: ignore[arg-type]
+        "config must be of type Config, got PosixPath": lambda: t2s.train(path),  # type: ignore[arg-type]
+        "path must be of type str | pathlib.Path, got dict": lambda: t2s.load_config({}),  # type: ignore[arg-type]
+        "unknown key run.step": lambda: t2s.load_config(path, ["--run.step", 2]),  # type: ignore[list-item]
+        "databases must be of type Databases, got str": lambda: t2s.load_examples(ROWS, "a.db", executor),  # type: ignore[arg-type]
+        "parallel must be >= 1, got 0": lambda: t2s.Endpoint("http://x/v1", "m", parallel=0),
+    }
+    for reason, call in calls.items():
+        with pytest.raises(t2s.ConfigError, match=re.escape(reason)):
+            call()

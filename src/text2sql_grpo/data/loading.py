@@ -11,7 +11,7 @@ from text2sql_grpo.data.databases import Databases
 from text2sql_grpo.data.example import Example
 from text2sql_grpo.data.question_files import only_name, read_questions
 from text2sql_grpo.data.question_rows import Question, Source, is_hub_id, source_name
-from text2sql_grpo.errors import DataError
+from text2sql_grpo.errors import DataError, check_type
 from text2sql_grpo.files import read_jsonl
 from text2sql_grpo.grading.gold_result import GoldResult
 from text2sql_grpo.phrases import many
@@ -56,6 +56,7 @@ def load_examples(
         DataError: The file, a line, a database or a gold is wrong, or no question is left; names the
             place.
     """
+    check_type("databases", databases, Databases)
     left_out, where = [], source_name(source)
 
     def is_wanted(example: Example) -> bool:

@@ -8,10 +8,10 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import closing
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from text2sql_grpo.checked import AboveZero, NotNegative, Positive, checked
 from text2sql_grpo.data.example import Example
 from text2sql_grpo.environment.episode import Episode
 from text2sql_grpo.environment.session import SQLEnvironment
@@ -27,7 +27,7 @@ _Result = TypeVar("_Result")
 _logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
+@checked
 class Endpoint:
     """Endpoint of a served model.
 
@@ -43,9 +43,9 @@ class Endpoint:
     base_url: str
     model: str
     key_variable: str = "OPENAI_API_KEY"
-    parallel: int = 8
-    retries: int = 5
-    timeout_s: float = 600.0
+    parallel: Positive = 8
+    retries: NotNegative = 5
+    timeout_s: AboveZero = 600.0
 
 
 class EndpointFailure(Exception):
@@ -119,9 +119,7 @@ def in_parallel(
                 on_failure(place, failure)
                 in_a_row += not (has_answered and isinstance(failure, RequestRefused))
                 if in_a_row >= max(_PATIENCE, endpoint.parallel):
-                    raise RunError(
-                        f"the endpoint failed {in_a_row} times in a row: {failure} ({endpoint.base_url})"
-                    ) from failure
+                    raise RunError(f"the endpoint failed {in_a_row} times in a row: {failure}") from failure
     finally:
         pool.shutdown(cancel_futures=True)
 
@@ -163,7 +161,9 @@ class Client:
                     continue
                 raise RequestRefused(f"{type(error).__name__}: {error}") from error
             except (openai.OpenAIError, json.JSONDecodeError) as error:
-                raise EndpointFailure(f"{type(error).__name__}: {error}") from error
+                reason = str(error.__cause__ or "") or error  # openai's own is "Connection error."
+                where = f"{type(error).__name__} of {self._client.base_url}"
+                raise EndpointFailure(f"{where}: {reason}") from error
             if not getattr(completion, "choices", None):  # openai returns invalid JSON as text
                 raise EndpointFailure(f"an answer without choices: {str(completion)[:200]}")
             return completion

@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from text2sql_grpo.errors import ArgumentError
+from text2sql_grpo.errors import ArgumentError, check_type
 from text2sql_grpo.evaluation.bench import Environment
 from text2sql_grpo.evaluation.statistics import Accuracy, Interval, interval_by_database, interval_of_shares
 from text2sql_grpo.evaluation.votes import Vote, Votes, risk_coverage, votes
@@ -159,6 +159,7 @@ def evaluate(
     """
     if temperature is None:
         temperature = 0.0 if samples == 1 else 1.0
+    check_type("environment", environment, Environment)
     environment.check_open()
     examples = environment.examples(questions)
     answers = environment.answer(

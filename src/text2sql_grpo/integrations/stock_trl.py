@@ -15,9 +15,9 @@ from text2sql_grpo.data.example import Example
 from text2sql_grpo.environment.protocols import TOOLS
 from text2sql_grpo.environment.session import SQLEnvironment, SQLSession
 from text2sql_grpo.environment.tool_calls import call_text
-from text2sql_grpo.errors import ConfigError, RunError
+from text2sql_grpo.errors import ConfigError, RunError, check_type
 from text2sql_grpo.evaluation.bench import Environment
-from text2sql_grpo.rewards import Answer, Judge, RewardMix
+from text2sql_grpo.rewards import Answer, Judge, reward_mix
 
 _OVER = "Error: the conversation is over, nothing more is run"
 
@@ -37,32 +37,34 @@ class StockTRL:
     reward_funcs: list[Callable[..., list[float | None]]]
 
 
-def stock_trl(examples: Sequence[Example], environment: Environment, rewards: RewardMix) -> StockTRL:
+def stock_trl(questions: Any, environment: Environment, rewards: Any = None) -> StockTRL:
     """Arguments for TRL's `GRPOTrainer` to train on these questions.
 
     Set `max_tool_calling_iterations` of `GRPOConfig` to the environment's `max_turns`: the session
     answers no more calls than that.
 
     Args:
-        examples: Questions of `environment.examples`, which checks their gold queries.
+        questions: See `Environment.examples`.
         environment: Makes and judges their sessions; its protocol must be `native`.
-        rewards: Named scores and their weights; `length_cost` needs tokens, which TRL does not provide.
+        rewards: See `reward_mix`; `length_cost` needs tokens, which TRL does not provide.
 
     Raises:
         ConfigError: Another protocol, other tools (of an MCP server), or `length_cost`.
     """
-    sessions = environment.sessions
+    check_type("environment", environment, Environment)
+    sessions, mix = environment.sessions, reward_mix(rewards)
     if sessions.settings.protocol != "native":
         raise ConfigError(f"environment.protocol must be native, got {sessions.settings.protocol}")
     if sessions.tools != TOOLS:
         names = ", ".join(tool["function"]["name"] for tool in sessions.tools)
         raise ConfigError(f"the tools must be run_sql and submit_sql, got {names}")
-    if "length_cost" in rewards.weights:
+    if "length_cost" in mix.weights:
         raise ConfigError("the reward length_cost needs token counts, which TRL does not provide: remove it")
+    examples = environment.examples(questions)
     rows = [{"prompt": sessions.session(example).start(), "example": i} for i, example in enumerate(examples)]
     return StockTRL(
         train_dataset=Dataset.from_list(rows),
-        environment_factory=partial(SQLTools, examples, sessions, environment.judge(rewards)),
+        environment_factory=partial(SQLTools, examples, sessions, environment.judge(mix)),
         reward_funcs=[log_scores],
     )
 

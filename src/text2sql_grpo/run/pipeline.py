@@ -14,7 +14,7 @@ from transformers.trainer_callback import PrinterCallback, ProgressCallback, Tra
 from text2sql_grpo.checked import adapter
 from text2sql_grpo.config import Config, ModelConfig
 from text2sql_grpo.data.example import Example
-from text2sql_grpo.errors import ConfigError, OutOfMemoryError, RunError, needs_extra
+from text2sql_grpo.errors import ConfigError, OutOfMemoryError, RunError, check_type, needs_extra
 from text2sql_grpo.evaluation.bench import Bench
 from text2sql_grpo.evaluation.statistics import Accuracy
 from text2sql_grpo.files import read_jsonl
@@ -85,6 +85,7 @@ def train(config: Config, *, console: Console | None = None, resume: str | None 
     Raises:
         RunError: Anything wrong with config, data, model or folder, raised before work is lost.
     """
+    check_type("config", config, Config)
     with stop_on_sigterm():
         result = _train(config, console or Console(), resume)
     ranks.destroy_group()

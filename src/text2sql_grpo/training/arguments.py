@@ -6,6 +6,7 @@ import typing
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from numbers import Real
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
@@ -40,7 +41,7 @@ _REMOVED = {
 }
 # Fields of TRL and transformers that would have no effect here, or would break a run, by the reason why.
 _REASONS = {
-    "set evaluation.every and data.dev, which evaluate whole episodes": """
+    "set evaluation.every and data.dev, from Python eval_steps and eval_dataset, for whole episodes": """
         eval_strategy eval_delay per_device_eval_batch_size prediction_loss_only eval_on_start
         eval_do_concat_batches eval_use_gather_object eval_accumulation_steps include_for_metrics
         batch_eval_metrics do_eval do_predict bf16_full_eval fp16_full_eval num_generations_eval""",
@@ -115,6 +116,14 @@ class SQLGRPOConfig(GRPOConfig):
 
     def _complete(self) -> None:
         """Refuse wrong values, and set the fields that depend on others."""
+        for f in dataclasses.fields(self):  # before TRL changes some of them
+            default = f.default if f.default_factory is dataclasses.MISSING else f.default_factory()
+            value = getattr(self, f.name)
+            if f.name in REFUSED and value != default:
+                raise ValueError(f"{f.name} is not supported: {REFUSED[f.name]}")
+            is_optional = value is None and "None" in str(f.type)
+            if isinstance(default, Real) and not isinstance(value, Real) and not is_optional:
+                raise ValueError(f"{f.name} must be of type {type(default).__name__}, got {value!r}")
         is_integer = self.eval_steps is None or self.eval_steps == int(self.eval_steps)
         for name, is_right, range_ in (
             ("temperature", self.temperature > 0, "> 0"),
@@ -126,10 +135,6 @@ class SQLGRPOConfig(GRPOConfig):
         ):
             if not is_right:
                 raise ArgumentError(f"{name} must be {range_}, got {getattr(self, name)!r}")
-        for f in dataclasses.fields(self):  # before TRL changes some of them
-            default = f.default if f.default_factory is dataclasses.MISSING else f.default_factory()
-            if f.name in REFUSED and getattr(self, f.name) != default:
-                raise ValueError(f"{f.name} is not supported: {REFUSED[f.name]}")
         is_on_cpu = device_type() == "cpu"
         if self.use_cpu is None:
             self.use_cpu = is_on_cpu

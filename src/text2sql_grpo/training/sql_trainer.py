@@ -6,14 +6,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-from peft import PeftConfig
+from peft import PeftConfig, PeftModel
 from rich.console import Console
 from transformers import BitsAndBytesConfig, PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
 from transformers.trainer_utils import TrainOutput
 
 from text2sql_grpo.config import LoraSettings, LossesConfig, ModelConfig, RolloutConfig
-from text2sql_grpo.errors import ArgumentError, ConfigError, ModelError
+from text2sql_grpo.errors import ArgumentError, ConfigError, ModelError, check_type
 from text2sql_grpo.evaluation.bench import Environment
 from text2sql_grpo.models.hardware import device_type
 from text2sql_grpo.models.loaded_policy import load_policy, name_base, resolved
@@ -79,15 +78,17 @@ class SQLGRPOTrainer(RolloutGRPOTrainer):
         losses: LossesConfig | None = None,
     ) -> None:
         for name, value, kind in (
-            ("model", model, str | Path | torch.nn.Module),
+            ("model", model, str | Path | PreTrainedModel | PeftModel),
             ("environment", environment, Environment),
             ("args", args, SQLGRPOConfig | None),
+            ("processing_class", processing_class, PreTrainedTokenizerBase | None),
             ("peft_config", peft_config, PeftConfig | None),
+            ("callbacks", callbacks, list | None),
             ("rollout", rollout, RolloutConfig | None),
+            ("select", select, Select | None),
+            ("losses", losses, LossesConfig | None),
         ):
-            if not isinstance(value, kind):
-                shown = getattr(kind, "__name__", str(kind))
-                raise ArgumentError(f"{name} must be of type {shown}, got {type(value).__name__}")
+            check_type(name, value, kind)
         args = copy.copy(args) if args else SQLGRPOConfig()  # the trainer writes into it
         self._is_base_in_memory = not isinstance(model, str | Path)
         rewards = reward_mix(reward_funcs)
@@ -123,7 +124,7 @@ class SQLGRPOTrainer(RolloutGRPOTrainer):
                 callbacks=callbacks,
                 optimizers=optimizers,
             )
-        except ValueError as error:  # of TRL, transformers or PEFT
+        except (ImportError, ValueError) as error:  # of TRL, transformers or PEFT
             raise ArgumentError(f"cannot make the trainer: {error}") from error
         if loaded is not None:
             name_base(self.model, loaded)

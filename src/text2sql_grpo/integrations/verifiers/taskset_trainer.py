@@ -16,7 +16,7 @@ from peft import PeftConfig
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
 
 from text2sql_grpo.config import RolloutConfig
-from text2sql_grpo.errors import RunError
+from text2sql_grpo.errors import RunError, check_type
 from text2sql_grpo.integrations.verifiers.loaded_taskset import LoadedTaskset, load_taskset
 from text2sql_grpo.integrations.verifiers.policy_agent import open_toolbox
 from text2sql_grpo.integrations.verifiers.task_session import TaskSession
@@ -134,6 +134,8 @@ class VerifiersGRPOTrainer(RolloutGRPOTrainer):
         peft_config: PeftConfig | None = None,
         callbacks: list[TrainerCallback] | None = None,
     ) -> None:
+        check_type("model", model, str | PreTrainedModel)
+        check_type("args", args, SQLGRPOConfig)
         loaded = load_taskset(taskset, taskset_config, num_tasks=num_tasks)
         thread = ExitStack()
         portal = thread.enter_context(start_blocking_portal(name="verifiers"))
