@@ -3,11 +3,15 @@
 import dataclasses
 import json
 import logging
+import re
 import time
 import tracemalloc
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
+import numpy
+import pandas
 import pytest
 
 from tests.databases import sqlite_file
@@ -67,7 +71,7 @@ def test_limit_reads_only_the_first(path: Path, databases: Databases, executor: 
         ("[1]", "a question must be a JSON object, got "),
         (json.dumps({**ROW, "id": "q2", "other_gold": "x"}), "did you mean other_golds?"),
         (json.dumps({**ROW, "id": "q2", "gold": "x"}), "the columns gold_sql and gold contradict each other"),
-        (json.dumps({**ROW, "id": 7.5}), "id must be a string, got 7.5"),
+        (json.dumps({**ROW, "id": 7.5}), "id must be a string or an integer, got 7.5"),
         (json.dumps({**ROW, "id": "q2", "question": None}), "a value of question, got nothing in question"),
         (json.dumps({**ROW, "id": "q2", "template": 1}), "template must be a string or null, got 1"),
         (json.dumps({**ROW, "id": "q2", "gold_is_empty": 1}), "gold_is_empty must be true or false, got 1"),
@@ -278,7 +282,10 @@ HEADER = "id,database,question,gold_sql,gold_is_empty,other_golds"
 
 def put(folder: Path, name: str, content: object) -> Path:
     path = folder / name
-    path.write_text(content if isinstance(content, str) else json.dumps(content), "utf-8")
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    else:
+        path.write_text(content if isinstance(content, str) else json.dumps(content), "utf-8")
     return path
 
 
@@ -410,6 +417,22 @@ def test_rows_of_any_form_are_mapped_in_one_way(tmp_path: Path) -> None:
     assert read_questions(rows)[0].example == dataclasses.replace(expected, split="train")
 
 
+def test_values_of_numpy_and_pandas_are_those_of_python() -> None:
+    row = {"question": "?", "sql": "SELECT 1", "database": "shop"}
+    others = numpy.array(["SELECT 1 AS x"], dtype=object)
+    rows = [
+        row | {"id": numpy.int64(3), "gold_is_empty": numpy.bool_(True), "other_golds": others},
+        row | {"id": pandas.NA, "difficulty": numpy.str_("hard")},
+    ]
+    for source in (rows, pandas.DataFrame(rows)):
+        first, second = (question.example for question in read_questions(source))
+        assert (first.id, first.gold_is_empty, first.other_golds) == ("3", True, ("SELECT 1 AS x",))
+        assert (second.id, second.difficulty) == ("1", "hard")
+    for wrong, shown in ((0.5, "got 0.5"), (UUID(int=1), "got \"UUID('00000000")):
+        with pytest.raises(DataError, match=re.escape(f"id must be a string or an integer, {shown}")):
+            read_questions([row | {"id": wrong}])
+
+
 def test_lines_on_disk_need_no_database_where_there_is_one_only(
     path: Path, databases: Databases, executor: SQLExecutor
 ) -> None:
@@ -435,8 +458,10 @@ def test_spiders_own_files(shared_data: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.json", "[", "cannot read a JSON list of questions: "),
-        ("a.json", "[" * 100_000, "cannot read a JSON list of questions: "),
+        ("a.json", "[", "cannot read a JSON list of questions"),
+        ("a.json", "[" * 100_000, "cannot read a JSON list of questions"),
+        ("a.json", "{}\n{}", "(.jsonl holds an object a line)"),
+        ("a.jsonl", "[\n{}]", "(.json holds a list)"),
         ("a.json", {"a": 1}, "a .json file of questions must be a list, got dict"),
         ("a.json", [], "it must hold a list of objects"),
         ("a.json", [3], "a question must be a JSON object, got 3 (at "),
@@ -473,7 +498,8 @@ def test_spiders_own_files(shared_data: Path) -> None:
         ("a.csv", f"question,{'x' * 200_000}\n?,1\n", "cannot read CSV: field larger"),
         ("a.csv", f'{HEADER}\n"q1" x,shop,?,SELECT 1,,\n', "cannot read CSV: "),
         ("a.csv", "db_name,query,question\nshop,;,?\n", "a field 'gold_sql' with text, got an empty one"),
-        ("a.jsonl", "[" * 100_000, "as a JSON object: "),
+        ("a.jsonl", "[" * 100_000, "as a JSON object (.json holds a list): "),
+        ("a.csv", "question,sql\nLäden?,SELECT 1\n".encode("cp1252"), "save it as UTF-8"),
     ],
 )
 def test_what_cannot_be_read_is_said_with_its_place(

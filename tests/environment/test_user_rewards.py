@@ -121,6 +121,17 @@ def test_a_function_with_the_signature_of_trl_gets_the_episode_in_lists_of_one(j
     assert got["completion_ids"] == [[3, 4, 5]]
 
 
+def test_a_function_of_columns_alone_has_the_signature_of_trl(judged: Judged) -> None:
+    def columns(gold_sql: Any, **others: Any) -> list[float]:
+        return [float(gold_sql == [RIGHT] and others["completion_ids"] == [[3, 4, 5]])]
+
+    def optional(episode: Episode, **unused: Any) -> float:
+        return float(not unused)
+
+    scores = judged([columns, optional]).scores
+    assert scores == {"execution": 0.0, "columns": 1.0, "optional": 1.0}
+
+
 def test_a_published_function_of_trl_is_a_reward(judged: Judged) -> None:
     from trl.rewards import think_format_reward
 
@@ -167,6 +178,14 @@ def mixed(completions: Any, episode: Episode) -> float:
     return 0.0
 
 
+def wrapper(*args: Any, **kwargs: Any) -> float:
+    return 0.0
+
+
+def execution(episode: Episode) -> float:
+    return 0.0
+
+
 def absent_column(completions: Any, solution: Any) -> list[float]:
     return [0.0]
 
@@ -179,8 +198,8 @@ def adjustment(episode: Episode) -> float:
     ("given", "words"),
     [
         ([3], "a function with a name, got 3"),
-        ([lambda episode: 0.0], "a function with a name, got <function"),
-        ([(short, 0.1, 0.2)], "a function with a name, got (<function"),
+        ([lambda episode: 0.0], r"with a name, got <.*<lambda>.* RewardFunction\(NAME, function\)"),
+        ([(short, 0.1, 0.2)], r"a function with a name, got \(<function .* a pair \(function, weight\)"),
         ([(short, "much")], "the weight of short must be a finite number, got 'much'"),
         ([(short, math.nan)], "the weight of short must be a finite number, got nan"),
         (["shrot"], "unknown name 'shrot': known: execution,"),
@@ -188,6 +207,9 @@ def adjustment(episode: Episode) -> float:
         ([short, short], "the name short is taken"),
         ([short, replace(brevity, name="short")], "the name short is taken"),
         ([adjustment], "the name adjustment is taken"),
+        ([execution], "the name execution is taken"),
+        ([RewardFunction("execution", short)], "the name execution is taken"),
+        ([wrapper], "wrapper must take .*: it takes none of these"),
         ([no_parameter], "no_parameter must take parameters of episode, verdict, results, or of TRL's"),
         ([wrong_parameter], "missing a required argument: 'question'"),
         ([mixed], "it takes episode next to TRL's: one kind or the other"),

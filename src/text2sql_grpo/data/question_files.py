@@ -109,13 +109,14 @@ def _file_rows(source: str | Path) -> _Rows:
     path = Path(source)
     if path.suffix.lower() in _OTHER_FILES:
         raise DataError(
-            f"questions are read of .jsonl, .json, .csv and .tsv, got {path}: load it with `datasets`"
+            f"questions are read from .jsonl, .json, .csv and .tsv, got {path}: load it with `datasets`"
         )
     try:
         text = path.read_text("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         is_id = not path.exists() and re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", str(source))
         hint = f"; a dataset of the Hub is hub:{source}" if is_id and not path.suffix else ""
+        hint = ": save it as UTF-8" if isinstance(error, UnicodeDecodeError) else hint
         raise DataError(f"cannot read the questions: {error} (at {path}){hint}") from error
     if path.suffix.lower() == ".json":
         return _json_list(text, path)
@@ -171,7 +172,8 @@ def read_line(line: bytes, path: Path, number: int, *, database: str | None = No
 
 
 def _json_row(line: str, place: str) -> Any:
-    return parsed_json(line, f"{line[:80]!r} as a JSON object", place)
+    hint = " (.json holds a list)" if line.startswith("[") else ""
+    return parsed_json(line, f"{line[:80]!r} as a JSON object{hint}", place)
 
 
 def parsed_json(text: str, what: str, place: object) -> Any:
@@ -205,7 +207,7 @@ def _csv_rows(text: str, path: Path) -> _Rows:
 
 
 def _json_list(text: str, path: Path) -> _Rows:
-    rows = parsed_json(text, "a JSON list of questions", path)
+    rows = parsed_json(text, "a JSON list of questions (.jsonl holds an object a line)", path)
     if not isinstance(rows, list):
         raise DataError(f"a .json file of questions must be a list, got {type(rows).__name__} (at {path})")
     return ((number, f"{path}[{number}]", row) for number, row in enumerate(rows))

@@ -232,8 +232,9 @@ def accepted_queries(query: str) -> list[str]:
 
 
 def _plain(value: Any) -> Any:
-    """Value as JSON has it: pandas' NaN is a missing one, and NumPy's text is text."""
-    if isinstance(value, float) and math.isnan(value):
+    """Value as JSON has it: pandas' NaN and NA are missing ones, and values of NumPy are Python's."""
+    value = value.tolist() if hasattr(value, "tolist") else value
+    if type(value).__name__ == "NAType" or (isinstance(value, float) and math.isnan(value)):
         return None
     return str(value) if isinstance(value, str) else value
 
@@ -255,7 +256,8 @@ def _example(row: Mapping[str, Any], place: str) -> Example:
             )
         if type(value) not in TYPES[name] or not is_text:
             expected = " or ".join(_JSON_NAMES[kind] for kind in TYPES[name])
-            shown = json.dumps(value, default=str)[:80]
+            expected += " or an integer" if name == "id" else ""
+            shown = json.dumps(value, default=repr)[:80]
             raise DataError(f"{name} must be {expected}, got {shown} (at {place})")
     for name in _REQUIRED:
         if not row[name].strip():

@@ -6,6 +6,7 @@ import traceback
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
 from functools import cached_property, partial
+from inspect import Parameter
 from itertools import takewhile
 from typing import Any, SupportsFloat
 
@@ -145,15 +146,15 @@ class RewardFunction:
         try:
             signature = inspect.signature(self.function)
             names = signature.parameters
-            if names.keys().isdisjoint(_TRL):
-                passed = tuple(name for name in _EPISODE if name in names)
-            else:
-                takes_all = any(one.kind is one.VAR_KEYWORD for one in names.values())
+            kinds = {one.kind for one in names.values()}
+            passed = tuple(name for name in _EPISODE if name in names)
+            if passed and not names.keys().isdisjoint(_TRL):
+                raise TypeError(f"it takes {', '.join(passed)} next to TRL's: one kind or the other")
+            takes_all = not passed and Parameter.VAR_KEYWORD in kinds
+            if takes_all or not names.keys().isdisjoint(_TRL):
                 passed = tuple(name for name in (*_TRL, *_COLUMNS) if takes_all or name in names)
-                if mixed := [name for name in _EPISODE if name in names]:
-                    raise TypeError(f"it takes {', '.join(mixed)} next to TRL's: one kind or the other")
             signature.bind(**dict.fromkeys(passed))
-            if not passed:
+            if not passed or kinds == {Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD}:  # a wrapper
                 raise TypeError("it takes none of these")
         except (TypeError, ValueError) as error:
             raise ConfigError(
@@ -203,7 +204,10 @@ def function_name(function: object) -> str:
         function = function.func
     name = getattr(function, "__name__", type(function).__name__)
     if not callable(function) or name == "<lambda>":
-        raise ConfigError(f"rewards: a reward must be a function with a name, got {function!r:.100}")
+        raise ConfigError(
+            f"rewards: a reward must be a function with a name, got {function!r:.100}: write def, name it by "
+            "RewardFunction(NAME, function), or give it a weight by a pair (function, weight)"
+        )
     return str(name)
 
 

@@ -58,17 +58,18 @@ class RewardMix:
         self._penalises = on_error == "penalty"
         if "turns" in given:
             raise ConfigError("rewards.turns was removed: it gained nothing measurable (docs/losses.md)")
+        defaults = PRESETS[self.preset] if self.preset else DEFAULT_WEIGHTS
         weights: dict[str, float] = {}
         own: dict[str, RewardFunction] = {}
         for reward, weight in [*given.items(), *functions]:
             function = reward_function(reward)
             name = function.name
-            if name in own or name == ADJUSTMENT:
+            is_other = function is not REWARD_FUNCTIONS.get(name, function)
+            if name in own or name == ADJUSTMENT or (is_other and name in defaults):
                 raise ConfigError(f"rewards: the name {name} is taken by another score: rename the function")
             if not is_number(weight):
                 raise ConfigError(f"rewards: the weight of {name} must be a finite number, got {weight!r}")
             own[name], weights[name] = function, weight
-        defaults = PRESETS[self.preset] if self.preset else DEFAULT_WEIGHTS
         self._functions = {name: REWARD_FUNCTIONS[name] for name in defaults} | own
         self.weights = {**defaults, **weights}
         # The most that each score adds for a wrong answer, and the least for a right one.
