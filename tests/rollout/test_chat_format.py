@@ -310,6 +310,7 @@ def test_no_end_of_turn_token(tokenizer: PreTrainedTokenizerFast) -> None:
         "{{ messages[0]['content'] }}",
         CHAT_TEMPLATE.replace("messages %}", "messages if message['role'] != 'assistant' %}"),
         "{{ raise_exception('one turn only') if messages | length > 1 }}",
+        "{{ messages[0]['content'] + 1 }}",
     ],
 )
 def test_template_that_cannot_show_a_reply(tokenizer: PreTrainedTokenizerFast, template: str) -> None:

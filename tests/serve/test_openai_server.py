@@ -308,6 +308,6 @@ def test_wrong_options_of_serve(tmp_path: Path, capsys: pytest.CaptureFixture[st
         assert main(["serve", *served, "--port", port]) == 1
         assert "try --port 0" in capsys.readouterr().err
     assert main(["serve", *served, "--folder", str(tmp_path / "none")]) == 1
-    assert "--folder must be a folder" in capsys.readouterr().err
+    assert "--folder must be an existing folder" in capsys.readouterr().err
     assert main(["serve", *served, "--port", "0"]) == 1
     assert "one database is needed" in capsys.readouterr().err

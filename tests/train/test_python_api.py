@@ -339,6 +339,11 @@ def test_an_error_of_a_callback_ends_an_evaluation_at_once(model: str) -> None:
     assert len(called) < 4 * 64
 
 
+def test_a_report_is_one_line_in_a_notebook(model: str) -> None:
+    with small() as env:
+        assert repr(t2s.evaluate(model, env, ROWS)).count("\n") == 0
+
+
 def test_a_closed_environment_answers_nothing(model: str) -> None:
     with small() as env:
         pass

@@ -45,7 +45,7 @@ def serve(
     source = model_source(model, base_url, served_model)
     run = config_of(model, config)
     if not folder.is_dir():
-        raise ConfigError(f"--folder must be a folder, got {folder}")
+        raise ConfigError(f"--folder must be an existing folder, got {folder}")
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         listener = socket.create_server((host, port), family=family)

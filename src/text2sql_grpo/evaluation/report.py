@@ -125,7 +125,7 @@ class Report:
         databases = [answer.example.database for answer in self.answers[:: self.samples]]
         return Accuracy.of(zip(databases, right, strict=False))
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:  # a notebook would show every answer
         low, high = self.interval
         return (
             f"{self.accuracy:.1%} right ({low:.1%} to {high:.1%}), {len(self.answers) // self.samples} "

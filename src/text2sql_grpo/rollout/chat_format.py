@@ -138,11 +138,12 @@ class ChatFormat:
                 add_generation_prompt=True,
                 **self._template_options,
             )
-        except TemplateError as error:
+        except (TemplateError, TypeError) as error:
             roles = ", ".join(message["role"] for message in messages)
+            hint = "; without system messages: environment.instructions: false" if "system" in roles else ""
             raise ModelError(
                 f"the chat template cannot render the messages {roles}: {error} "
-                f"({self.tokenizer.name_or_path}); without system messages: environment.instructions: false"
+                f"({self.tokenizer.name_or_path}){hint}"
             ) from error
         return cast(str, rendered)
 
