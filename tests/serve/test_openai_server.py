@@ -121,6 +121,36 @@ def test_a_stream_begins_with_a_role_and_ends_with_usage(environment: Any, tmp_p
     assert chunks[-1].usage is not None and script.asked == ["How many branches?"]
 
 
+@pytest.mark.parametrize(
+    ("form", "name"),
+    [
+        ({"n": 2}, "n must be left out here, got 2"),
+        ({"n": 0}, "n must"),
+        ({"logprobs": True}, "logprobs"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"tool_choice": "required"}, "tool_choice"),
+    ],
+)
+def test_what_asks_for_another_form_of_reply_is_refused(
+    form: dict[str, Any], name: str, environment: Any, tmp_path: Path
+) -> None:
+    plain = {"n": 1, "logprobs": False, "response_format": {"type": "text"}, "tool_choice": "auto"}
+    with Served(Agent(environment, Script(answer(COUNT)), "shop"), tmp_path) as served:
+        create = served.client().chat.completions.create
+        with pytest.raises(openai.BadRequestError, match=name):
+            create(model="any", messages=chat("How many?"), **form)
+        sampling: dict[str, Any] = plain | {"temperature": 0.7, "max_tokens": 1, "stop": ["SELECT"]}
+        assert COUNT in create(model="any", messages=chat("How many?"), **sampling).choices[0].message.content
+        create(model="any", messages=chat("### Task:\nGenerate a title"), **form)
+
+
+def test_an_address_that_is_not_there_names_those_that_are(environment: Any, tmp_path: Path) -> None:
+    with Served(Agent(environment, Script(), "shop"), tmp_path) as served:
+        with pytest.raises(openai.NotFoundError, match=r"/v1/embeddings.*/v1/chat/completions") as caught:
+            served.client().embeddings.create(model="any", input="x")
+        assert caught.value.type == "invalid_request_error"
+
+
 def test_side_tasks_of_a_front_end_cost_no_model(environment: Any, tmp_path: Path) -> None:
     with Served(Agent(environment, Script(), "shop"), tmp_path) as served:
         asked = chat("### Task:\nGenerate a concise, 3-5 word title")

@@ -44,6 +44,13 @@ from text2sql_grpo.sql.lru import Lru
 MAX_BODY_BYTES = 1_000_000
 MAX_RUNNING = 64  # questions that run or wait; more get 429
 MAX_CLIENTS = 10_000  # whose rates are kept
+# Parameters of a chat that would change the form of the reply, with the values that do not.
+_FORMS: dict[str, tuple[Any, ...]] = {
+    "n": (None, 1),
+    "logprobs": (None, False),
+    "response_format": (None, {"type": "text"}),
+    "tool_choice": (None, "auto", "none"),
+}
 _SIDE_TASK = "### Task:"  # Open WebUI asks its model for titles, tags and follow-ups of a chat
 _FILES = {
     "": ("serving/ask.html", "text/html"),
@@ -149,6 +156,9 @@ class AgentServer:
         question, history = _question(body.get("messages"))
         head = {"id": f"chatcmpl-{uuid4().hex}", "created": int(time.time()), "model": self.agent.name}
         reply: Reply | None = None
+        for name, accepted in _FORMS.items():
+            if body.get(name) not in accepted and not question.startswith(_SIDE_TASK):
+                raise HTTPException(400, f"{name} must be left out here, got {body[name]!r:.80}")
         if question.startswith(_SIDE_TASK):
             text = json.dumps({"title": history[0].question[:60] if history else "Question"})
         elif body.get("stream"):
@@ -367,7 +377,10 @@ async def _failed(request: Request, error: Exception) -> Response:
     status, headers = 400 if isinstance(error, ArgumentError) else 503, _HEADERS
     if isinstance(error, HTTPException):
         status, headers = error.status_code, {**_HEADERS, **(error.headers or {})}
-    kinds = {400: "invalid_request_error", 401: "authentication_error", 429: "rate_limit_error"}
-    kind = kinds.get(status, "server_error")
-    record = {"message": _reason(error), "type": kind, "param": None, "code": None}
+    kinds = {401: "authentication_error", 429: "rate_limit_error"}
+    kind = kinds.get(status, "server_error" if status >= 500 else "invalid_request_error")
+    reason = _reason(error)
+    if status == 404:
+        reason = f"nothing at {request.url.path}: the API has /v1/chat/completions and /v1/models"
+    record = {"message": reason, "type": kind, "param": None, "code": None}
     return JSONResponse({"error": record}, status, headers)
