@@ -253,6 +253,23 @@ def test_a_run_that_failed_resumes_with_the_questions_of_the_failed_step(where: 
     assert asked() == expected
 
 
+@pytest.mark.parametrize("other", [None, 4])
+def test_a_checkpoint_of_another_model_or_adapter_is_named(other: int | None, model: str) -> None:
+    with small() as env:
+        for rank, resume in ((2, None), (other, True)):
+            trainer = t2s.SQLGRPOTrainer(
+                model,
+                env,
+                train_dataset=ROWS,
+                args=arguments(max_steps=2 if resume else 1),
+                peft_config=LoraConfig(r=rank) if rank else None,
+            )
+            if not resume:
+                trainer.train()
+        with pytest.raises(t2s.ConfigError, match="cannot resume from run/checkpoint-1"):
+            trainer.train(resume_from_checkpoint=True)
+
+
 def test_the_trainer_neither_evaluates_by_itself_nor_sends_its_rows_to_the_hub(model: str) -> None:
     with small() as env:
         trainer = t2s.SQLGRPOTrainer(model, env, train_dataset=ROWS, args=arguments())

@@ -3,7 +3,8 @@
 import logging
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NoReturn
@@ -17,7 +18,7 @@ from trl import GRPOTrainer
 
 from text2sql_grpo import trl_compat
 from text2sql_grpo.config import RolloutConfig
-from text2sql_grpo.errors import RewardError, RunError, ServerGoneError
+from text2sql_grpo.errors import ConfigError, RewardError, RunError, ServerGoneError
 from text2sql_grpo.reliability.bad_steps import BadSteps
 from text2sql_grpo.reliability.checkpoints import Checkpoints
 from text2sql_grpo.reliability.ranks import gather, is_distributed
@@ -247,9 +248,15 @@ class RolloutGRPOTrainer(GRPOTrainer):
                     "%s starts without state: the checkpoint holds that of another part (%s)", name, error
                 )
 
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        """Load the weights of a checkpoint."""
+        with _fitting(resume_from_checkpoint):
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
+
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         """Restore also the state that no checkpoint of TRL holds."""
-        super()._load_optimizer_and_scheduler(checkpoint)
+        with _fitting(checkpoint):
+            super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is not None:
             self._checkpoints.restore(Path(checkpoint))
 
@@ -317,6 +324,20 @@ class RolloutGRPOTrainer(GRPOTrainer):
     def push_to_hub(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Refuse: TRL would send the output folder with `rollouts.jsonl`, and make the repository public."""
         raise RunError(f"push_to_hub is not supported: {REFUSED['push_to_hub']}")
+
+
+@contextmanager
+def _fitting(checkpoint: str | None) -> Iterator[None]:
+    """Turn the failure of a load inside the context into an error that names the checkpoint."""
+    try:
+        yield
+    except (RuntimeError, ValueError) as error:
+        if checkpoint is None:
+            raise
+        raise ConfigError(
+            f"cannot resume from {checkpoint}: {str(error)[:300]}: train the same model and adapter "
+            "(peft_config) as it holds, or start a new run in another folder"
+        ) from error
 
 
 def _judged_in_play(**_: Any) -> list[float | None]:
