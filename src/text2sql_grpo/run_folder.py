@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from text2sql_grpo.errors import ConfigError, DataError
+from text2sql_grpo.errors import ConfigError, DataError, RunError
 from text2sql_grpo.files import append_jsonl, cut_lines, parse_yaml, read_json, read_jsonl
 
 CONFIG = "config.yaml"
@@ -28,7 +28,10 @@ class RunLog:
     """Appender to the logs of a run folder; each line is written whole and at once."""
 
     def __init__(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise RunError(f"cannot make the run folder: {error}") from error
         self.folder = folder
 
     def write(self, name: str, records: Iterable[Mapping[str, Any]]) -> None:

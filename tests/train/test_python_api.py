@@ -15,6 +15,7 @@ from pathlib import Path
 from traceback import format_exception
 from typing import Any
 
+import numpy
 import pytest
 import torch
 import yaml
@@ -27,6 +28,7 @@ from tests.scripted_policy import SHOP
 from tests.tiny_model import write_model
 from tests.tiny_run import QUESTIONS, write_config
 from text2sql_grpo.errors import RewardError
+from text2sql_grpo.training.parts import Select
 
 ROWS = [{"question": row["question"], "query": row["gold_sql"]} for row in QUESTIONS]
 
@@ -50,7 +52,7 @@ def run_blocks(blocks: list[str], model: str) -> dict[str, Any]:
 
 def arguments(**fields: Any) -> t2s.SQLGRPOConfig:
     batch = {"per_device_train_batch_size": 4, "num_generations": 4, "max_steps": 1}
-    return t2s.SQLGRPOConfig("run", **batch | {"bf16": False, "report_to": "none"} | fields)
+    return t2s.SQLGRPOConfig(**{"output_dir": "run", **batch, "bf16": False, "report_to": "none"} | fields)
 
 
 @pytest.mark.thorough
@@ -270,6 +272,19 @@ def test_a_checkpoint_of_another_model_or_adapter_is_named(other: int | None, mo
             trainer.train(resume_from_checkpoint=True)
 
 
+@pytest.mark.parametrize("drawn", [[0], [0, 0, 0], [0, 99], ["train-0", "train-1"], []])
+def test_a_selection_that_draws_something_else_is_named(drawn: list[Any], model: str) -> None:
+    class Odd(Select):
+        def draw(self, count: int) -> list[int]:
+            return drawn
+
+    args = arguments(per_device_train_batch_size=8)
+    with small() as env:
+        trainer = t2s.SQLGRPOTrainer(model, env, train_dataset=ROWS, args=args, select=Odd())
+        with pytest.raises(t2s.RunError, match=r"Odd\.draw must return 2 numbers"):
+            trainer.train()
+
+
 def test_the_trainer_neither_evaluates_by_itself_nor_sends_its_rows_to_the_hub(model: str) -> None:
     with small() as env:
         trainer = t2s.SQLGRPOTrainer(model, env, train_dataset=ROWS, args=arguments())
@@ -388,6 +403,10 @@ def test_another_working_folder_leaves_the_database(model: str, tmp_path: Path) 
         ({"loss_type": "x"}, "loss_type"),
         ({"learning_rate": "1e-5"}, "learning_rate must be of type float, got '1e-5'"),
         ({"temperature": None}, "temperature must be of type float"),
+        ({"learning_rate": numpy.float32(1e-5)}, "learning_rate must be of type float"),
+        ({"top_k": -1}, "top_k must be >= 0"),
+        ({"min_p": 2.0}, "min_p must be in"),
+        ({"repetition_penalty": 0.0}, "repetition_penalty"),
         ({"gradient_accumulation_steps": "2"}, "gradient_accumulation_steps"),
     ],
 )
@@ -428,6 +447,11 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     "a tokenizer by name": ({"processing_class": "small"}, "processing_class must be of type"),
     "a callback alone": ({"callbacks": TrainerCallback()}, "callbacks must be of type list"),
     "a layer as model": ({"model": torch.nn.Linear(2, 2)}, "model must be of type"),
+    "an output folder that is a file": (
+        {"args": {"output_dir": "shop.sqlite"}},
+        "cannot make the run folder",
+    ),
+    "a field that the model lacks": ({"args": {"model_init_kwargs": {"foo": 1}}}, "argument 'foo'"),
     "vLLM without its package": ({"args": {"use_vllm": True}}, "vLLM is not available"),
     "too few questions": ({"train_dataset": ROWS[:1], "args": {"num_generations": 2}}, "questions"),
 }

@@ -6,7 +6,6 @@ import typing
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from numbers import Real
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
@@ -122,12 +121,16 @@ class SQLGRPOConfig(GRPOConfig):
             if f.name in REFUSED and value != default:
                 raise ValueError(f"{f.name} is not supported: {REFUSED[f.name]}")
             is_optional = value is None and "None" in str(f.type)
-            if isinstance(default, Real) and not isinstance(value, Real) and not is_optional:
+            # NumPy's numbers but float64 could not be saved: a checkpoint's state is JSON.
+            if isinstance(default, int | float) and not isinstance(value, int | float) and not is_optional:
                 raise ValueError(f"{f.name} must be of type {type(default).__name__}, got {value!r}")
         is_integer = self.eval_steps is None or self.eval_steps == int(self.eval_steps)
         for name, is_right, range_ in (
             ("temperature", self.temperature > 0, "> 0"),
             ("top_p", 0 < self.top_p <= 1, "in (0, 1]"),
+            ("top_k", self.top_k >= 0, ">= 0, where 0 is off"),
+            ("min_p", 0 <= (self.min_p or 0) <= 1, "in [0, 1] or None"),
+            ("repetition_penalty", self.repetition_penalty > 0, "> 0"),
             ("beta", self.beta >= 0, ">= 0"),
             ("learning_rate", self.learning_rate >= 0, ">= 0"),
             ("max_steps", self.max_steps > 0 or self.max_steps == -1, ">= 1, or -1 for num_train_epochs"),

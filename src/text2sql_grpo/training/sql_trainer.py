@@ -124,7 +124,7 @@ class SQLGRPOTrainer(RolloutGRPOTrainer):
                 callbacks=callbacks,
                 optimizers=optimizers,
             )
-        except (ImportError, ValueError) as error:  # of TRL, transformers or PEFT
+        except (ImportError, TypeError, ValueError) as error:  # of TRL, transformers or PEFT
             raise ArgumentError(f"cannot make the trainer: {error}") from error
         if loaded is not None:
             name_base(self.model, loaded)

@@ -5,6 +5,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from numbers import Integral
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NoReturn
@@ -86,6 +87,7 @@ class RolloutGRPOTrainer(GRPOTrainer):
         )
         trl_compat.keep_one_hook(self.model)
         generator = torch.Generator().manual_seed(args.seed)
+        self._num_questions = num_questions
         self.select = select or Shuffled(
             range(num_questions), generator=generator, shuffle=self.shuffle_dataset
         )
@@ -116,7 +118,13 @@ class RolloutGRPOTrainer(GRPOTrainer):
             in addition to GRPO's, see `joined`.
         """
         with self._times.stages.of(select=1):
-            questions = self.select.draw(self._num_groups)
+            questions = list(self.select.draw(self._num_groups))
+        are_known = all(isinstance(one, Integral) and 0 <= one < self._num_questions for one in questions)
+        if len(questions) != self._num_groups or not are_known:
+            raise RunError(
+                f"{type(self.select).__name__}.draw must return {self._num_groups} numbers of questions, "
+                f"each from 0 to {self._num_questions - 1}, got {questions!r:.100}"
+            )
         batch = self.played(questions)
         for teach in self.teach:
             batch = teach.taught(batch, self)
