@@ -118,13 +118,7 @@ class RolloutGRPOTrainer(GRPOTrainer):
             in addition to GRPO's, see `joined`.
         """
         with self._times.stages.of(select=1):
-            questions = list(self.select.draw(self._num_groups))
-        are_known = all(isinstance(one, Integral) and 0 <= one < self._num_questions for one in questions)
-        if len(questions) != self._num_groups or not are_known:
-            raise RunError(
-                f"{type(self.select).__name__}.draw must return {self._num_groups} numbers of questions, "
-                f"each from 0 to {self._num_questions - 1}, got {questions!r:.100}"
-            )
+            questions = self.select.draw(self._num_groups)
         batch = self.played(questions)
         for teach in self.teach:
             batch = teach.taught(batch, self)
@@ -146,8 +140,14 @@ class RolloutGRPOTrainer(GRPOTrainer):
         """Play and judge a group of each of these questions, which are those of all ranks.
 
         Raises:
-            RunError: Ranks drew different questions.
+            RunError: They are not the questions of a batch, or ranks drew different ones.
         """
+        are_known = all(isinstance(one, Integral) and 0 <= one < self._num_questions for one in questions)
+        if len(questions) != self._num_groups or not are_known:
+            raise RunError(
+                f"{type(self.select).__name__}.draw must return {self._num_groups} numbers of questions, "
+                f"each from 0 to {self._num_questions - 1}, got {questions!r:.100}"
+            )
         size = self.args.per_device_train_batch_size * self.args.steps_per_generation
         first = self.accelerator.process_index * size
         places = [row // self.num_generations for row in range(first, first + size)]
