@@ -164,7 +164,7 @@ const ANSWERS = {
   "official only": (r) => r.after.official && !r.after.strict,
   "failed queries": (r) => r.after.errors.length > 0 || r.after.reason === "query_failed",
   "time-outs": (r) => r.after.is_late,
-  "hard-coded": (r) => r.after.flags.includes("no_table") || r.after.reason === "test_database",
+  "hard-coded": (r) => r.after.flags.includes("no_table"),
   flagged: (r) => r.after.flags.length > 0,
   "suspect golds": (r) => r.is_suspect,
   masked: (r) => r.after.is_masked,
@@ -172,7 +172,7 @@ const ANSWERS = {
 const spread = (r) => new Set(r.episodes.map((one) => one.reward)).size;
 const GROUPS = {
   "zero variance": (r) => spread(r) < 2,
-  mixed: (r) => spread(r) > 1,
+  "rewards differ": (r) => spread(r) > 1,
   "all right": (r) => r.episodes.every((one) => one.strict),
   "all wrong": (r) => !r.episodes.some((one) => one.strict),
   masked: (r) => r.episodes.some((one) => one.is_masked),
