@@ -54,13 +54,13 @@ def config() -> str:
     """Page of the fields of a config."""
     lines = ["# Config", "", MADE, ""]
     lines += [
-        "`text2sql-grpo config > my.yaml` prints these fields as a config with comments. On the command"
+        "`text2sql-grpo config > my.yaml` prints these fields as a config with comments. None is `null`."
     ]
-    lines += ["line any field is an option: `--grpo.learning_rate 1e-5`; `--sft null` leaves out a section."]
     lines += [
-        "The section `grpo` takes the fields of `SQLGRPOConfig`, which are TRL's ([losses](losses.md)), and"
+        "On the command line any field is an option: `--grpo.learning_rate 1e-5`; `--sft null` leaves out a"
     ]
-    lines += ["`rewards` takes names with their weights ([rewards](rewards.md))."]
+    lines += ["section. The section `grpo` takes the fields of `SQLGRPOConfig`, which are TRL's"]
+    lines += ["([losses](losses.md)), and `rewards` takes names with their weights ([rewards](rewards.md))."]
     fields = list(config_fields())
     for section in (field for field in fields if field.section):
         optional = " Optional: absent unless given." if section.default is None else ""
@@ -72,10 +72,8 @@ def config() -> str:
 
 
 def _field(field: ConfigField) -> str:
-    choices = "".join(f" `{one}`" for one in field.choices)
-    about = f"{field.about} One of{choices}." if choices else field.about
     default = "required" if field.name in REQUIRED else f"`{json.dumps(field.default, default=str)}`"
-    name, text = field.name.rpartition(".")[2], about.replace("|", "\\|")
+    name, text = field.name.rpartition(".")[2], field.about.replace("|", "\\|")
     return f"| `{name}` | {default} | {text} |"
 
 

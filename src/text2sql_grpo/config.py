@@ -64,7 +64,7 @@ class RunConfig:
 
 @checked
 class LoraSettings:
-    """LoRA adapter; the fields are PEFT's. None takes the default of the model's family.
+    """LoRA adapter; the fields are PEFT's. A field of None takes the default of the model's family.
 
     Attributes:
         r: Rank.
@@ -87,7 +87,7 @@ class ModelConfig:
             in hardware, float16 on a GPU and float32 on a CPU.
         quantization: `4bit` loads the frozen weights in 4 bits (NF4, double quantisation, bitsandbytes) and
             needs `lora`. `auto` does so where the platform can, and trains LoRA on plain weights where not.
-        lora: Train an adapter instead of all weights; `{}` for the defaults of the model's family.
+        lora: `{}` for the defaults; None trains all weights.
         frozen_layers: Number of first layers that GRPO leaves as they are, with their part of an adapter.
             The model keeps more of what it knew then (docs/losses.md).
         attn_implementation: Name in transformers. `auto` takes FlashAttention where it is installed and
@@ -276,7 +276,7 @@ class EnvironmentConfig(EnvironmentSettings):
     """Environment of an episode: prompt, turns, limits and tool backend.
 
     Attributes:
-        mcp: Server of the tools; None runs SQL locally.
+        mcp: None runs SQL locally.
     """
 
     mcp: MCPConfig | None = None
@@ -376,7 +376,7 @@ class EvaluationConfig:
 class AlertsConfig:
     """When to alert on a failing run; the means are over the last `window` logged steps.
 
-    Alerts go to the terminal, to `webhook`, and to W&B where the run is tracked there. None for none.
+    Alerts go to the terminal, to `webhook`, and to W&B where the run is tracked there.
 
     Attributes:
         webhook: URL that each alert is posted to as JSON (Slack shows `text`, Discord `content`). `$NAME`
@@ -409,8 +409,6 @@ class Config:
         rewards: Weight of each named reward, or `module:function`, and `preset`, `clip` and `on_error`
             (docs/rewards.md); refused if a wrong answer could out-score a right one.
         grpo: Fields of `SQLGRPOConfig` (TRL's `GRPOConfig`), checked when training is set up.
-        sft: Supervised fine-tuning before GRPO; None for none.
-        alerts: None for none.
     """
 
     model: ModelConfig
@@ -460,17 +458,15 @@ class ConfigField:
 
     Attributes:
         name: Dotted, such as `run.seed`.
-        about: Its meaning, from the docstrings.
+        about: Its meaning, from the docstrings, and the allowed names.
         default: Its default; `dataclasses.MISSING` if required.
         section: Its dataclass if it is a section; None if it is a value.
-        choices: Allowed names; empty if any value is.
     """
 
     name: str
     about: str
     default: Any
     section: type | None
-    choices: tuple[str, ...]
 
 
 def config_fields(section: type = Config, prefix: str = "") -> Iterator[ConfigField]:
@@ -481,9 +477,11 @@ def config_fields(section: type = Config, prefix: str = "") -> Iterator[ConfigFi
         name, kind = f"{prefix}{f.name}", hints[f.name]
         nested = nested_section(kind)
         default = f.default if f.default_factory is dataclasses.MISSING else f.default_factory()
-        text = f"{opening(nested) if nested else ''} {about.get(f.name, '')}"
-        choices = tuple(map(str, get_args(kind))) if get_origin(kind) is Literal else ()
-        yield ConfigField(name, " ".join(text.split()), default, nested, choices)
+        text = opening(nested) if nested else ""
+        text += f" {about.get(f.name, '')}" if not nested or default is None else ""
+        if get_origin(kind) is Literal:
+            text += f" One of {', '.join(f'`{choice}`' for choice in get_args(kind))}."
+        yield ConfigField(name, " ".join(text.split()), default, nested)
         if nested:
             yield from config_fields(nested, f"{name}.")
 

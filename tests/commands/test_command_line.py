@@ -18,7 +18,7 @@ import pytest
 
 from tests.file_limits import file_size_limit
 from text2sql_grpo import __version__
-from text2sql_grpo.commands import main
+from text2sql_grpo.commands import main, verbs
 from text2sql_grpo.commands.default_config import REQUIRED
 from text2sql_grpo.config import AlertsConfig, Config, config_fields, load_config, parse_config
 from text2sql_grpo.errors import RunError
@@ -189,16 +189,31 @@ def test_the_package_runs_as_a_module_and_names_its_version() -> None:
     assert done.stdout == f"{__version__}\n"
 
 
-def test_help_of_train_lists_every_field_of_the_config(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("verb", verbs())
+def test_help_of_a_verb_has_an_example_with_its_options(
+    verb: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main([*verb.split(), "--help"])
+    text = capsys.readouterr().out
+    [example] = re.findall(rf"^  text2sql-grpo {verb}.*", text, re.M)
+    options = re.findall(r" (--\w+)(?= |$)", example)
+    assert [option for option in options if f"  {option}" not in text] == []
+    assert "(default: )" not in text
+
+
+def test_config_explains_every_field_and_help_refers_to_it(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["train", "--help"])
-    text = " ".join(capsys.readouterr().out.split())
+    assert "`text2sql-grpo config` prints all fields" in " ".join(capsys.readouterr().out.split())
+    assert main(["config"]) == 0
+    text = "".join(capsys.readouterr().out.replace("#", " ").split())
     for field in config_fields():
+        sentences = field.about.split(". ")
         assert field.about, field.name
-        assert f" {field.name} " in text if field.section else f" --{field.name} " in text
-    assert "--evaluation.keep last|best Weights to merge" in text
-    assert '(default: "last")' in text
-    assert "--data.train Questions for reinforcement learning" in text and "(required)" in text
+        assert len({*sentences}) == len(sentences), field.name
+        assert f"{''.join(field.about.split())}{field.name.rpartition('.')[2]}:" in text
+    assert 'Oneof`last`,`best`.keep:"last"' in text
 
 
 def test_the_printed_config_loads_as_the_defaults(capsys: pytest.CaptureFixture[str]) -> None:
@@ -222,6 +237,7 @@ def test_errors_of_every_verb_are_one_line(tmp_path: Path, capsys: pytest.Captur
     assert "did you mean seed?" in refused("train", "--config", "a.yaml", capsys=capsys)
     (tmp_path / "runs").mkdir()
     assert "no such folder" in refused("evaluate", "--model_path", "runs/none", capsys=capsys)
+    assert "a folder as --model_path" in refused("evaluate", "--model", "runs/none", capsys=capsys)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "config.json").write_text("{}")
     assert "add --config FILE" in refused("evaluate", "--model_path", "mine", capsys=capsys)

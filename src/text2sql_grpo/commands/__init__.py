@@ -11,6 +11,7 @@ import logging
 import os
 import re
 import sys
+import textwrap
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import fields
@@ -22,7 +23,6 @@ from typing import Annotated, Any, Literal, NoReturn, get_args, get_origin, get_
 from dotenv import load_dotenv
 
 from text2sql_grpo import __version__
-from text2sql_grpo.commands.default_config import fields_help
 from text2sql_grpo.commands.options import INTERRUPTED, writing_to
 from text2sql_grpo.config import Config
 from text2sql_grpo.docstrings import described, opening
@@ -130,10 +130,6 @@ class _Parser(argparse.ArgumentParser):
             message += "".join(f": did you mean {name}?" for name in close)
         super().error(message)
 
-    def format_help(self) -> str:
-        """Help; that of `train` lists the fields of the config too."""
-        return super().format_help() + (fields_help() if self.prog.endswith(" train") else "")
-
 
 def _add_verb(verbs: Any, verb: Callable[..., int]) -> None:
     """Add a verb with the options of its function's signature.
@@ -141,10 +137,15 @@ def _add_verb(verbs: Any, verb: Callable[..., int]) -> None:
     Keyword-only parameters are options, required if they have no default; the others are positional.
     `settings` are fields of the config, which the verb itself reads.
     """
-    text, about = opening(verb), described(verb, "Args")
+    text, _, example = " ".join(opening(verb).split()).partition(" Example: ")
     parser = verbs.add_parser(
-        verb.__name__, help=text.partition("\n")[0], description=text, allow_abbrev=False
+        verb.__name__,
+        help=opening(verb).partition("\n")[0],
+        description=f"{textwrap.fill(text, 79)}\n\n  {example.strip('`')}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
     )
+    about = described(verb, "Args")
     hints = get_type_hints(verb, include_extras=True)
     for name, parameter in inspect.signature(verb).parameters.items():
         if name == "settings":
@@ -159,15 +160,15 @@ def _add_verb(verbs: Any, verb: Callable[..., int]) -> None:
         else:
             is_flag = "action" in how
             how["help"] += " (on by default)" if parameter.default is True else ""
-            how["help"] += "" if is_flag or parameter.default is None else " (default: %(default)s)"
+            how["help"] += "" if is_flag or parameter.default in (None, "") else " (default: %(default)s)"
             flag = name.replace("_", "-") if is_flag else name
             parser.add_argument(*_spellings(flag), dest=name, default=parameter.default, **how)
     parser.set_defaults(verb=verb, parser=parser)
     if "settings" in hints:
         parser.set_defaults(settings=())
         parser.usage = f"{parser.format_usage().removeprefix('usage: ').rstrip()} [--section.key VALUE ...]"
-        parser.epilog = "--section.key VALUE sets any field of the config: --run.seed 1 (all: train --help); "
-        parser.epilog += "--sft null leaves out a section."
+        parser.epilog = "--section.key VALUE sets any field of the config, such as --run.seed 1;\n"
+        parser.epilog += "--sft null leaves out a section. `text2sql-grpo config` prints all fields."
 
 
 def _spellings(name: str) -> list[str]:

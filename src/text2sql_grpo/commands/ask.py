@@ -26,7 +26,8 @@ def ask(
     """Answer a question over one database; without a question, a session of them.
 
     Prints each exploratory query with its rows, the final SQL and its result; exit code 1 without a result.
-    In a session the model is loaded once, and \\help lists the commands.
+    In a session the model is loaded once, and \\help lists the commands. Example: `text2sql-grpo ask "How
+    many orders came in May?" --model runs/my/merged --db shop.sqlite`
 
     Args:
         question: In quotes; left out for a session.

@@ -38,6 +38,7 @@ def data(
     """Run the gold queries of a file; find copies, leaks, long prompts, queries that answers contradict.
 
     Exits with 1 if a gold fails or reads what is hidden, and --quarantine does not leave its question out.
+    Example: `text2sql-grpo audit data questions.jsonl --db shop.sqlite`
 
     Args:
         file: Questions: JSONL, CSV, or the JSON of Spider or BIRD.
@@ -126,6 +127,8 @@ def reward(
     *, config: Path, golds: Count = 40, seed: int = 0, json: bool = False, settings: Sequence[str] = ()
 ) -> int:
     """Find wrong answers that a config's reward pays.
+
+    Example: `text2sql-grpo audit reward --config my.yaml`
 
     Args:
         config: YAML of the run.

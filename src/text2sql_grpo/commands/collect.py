@@ -40,7 +40,8 @@ def collect(
 ) -> int:
     """Roll out any model to episodes on disk.
 
-    Exit code 1 if some are missing: the same command again tries only these.
+    Exit code 1 if some are missing: the same command again tries only these. Example: `text2sql-grpo collect
+    --model_path runs/my/merged --out episodes.jsonl --keep correct`
 
     Args:
         out: JSONL of episodes; continued if it is there.

@@ -27,6 +27,7 @@ def compare(
     """Compare two models on the same questions, or several runs of training that differ in their seed.
 
     Models answer greedily; saved answers are used instead where given, new ones are written next to --out.
+    Example: `text2sql-grpo compare runs/my/evaluation-before.jsonl runs/my`
 
     Args:
         base: Model folder, adapter, checkpoint or Hub id; or answers: .jsonl, an evaluation's .json, or a

@@ -1,4 +1,4 @@
-"""Make questions, write words to edit, let a teacher word questions, compare question files."""
+"""Make questions from databases, logs or a teacher model, and compare question files."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ def make(
     """Make questions with checked gold queries from databases.
 
     Prints how many questions each table got, and why one got none. Exits with 1 if a table with rows got
-    none, or a file came out empty.
+    none, or a file came out empty. Example: `text2sql-grpo data make --databases shop.sqlite --out
+    shop/questions`
 
     Args:
         databases: Folder of databases, a file, a folder of rows or a URL; the default is the package's own
@@ -97,6 +98,7 @@ def words(*, databases: str, out: Path = Path("words.yaml")) -> int:
     """Write how tables, columns and values are called in questions, to be edited.
 
     What the file holds already stays; new tables and columns are added. `data make --words` reads it.
+    Example: `text2sql-grpo data words --databases shop.sqlite`
 
     Args:
         databases: As data.databases; of a folder of several, each gets a file in a folder.
@@ -137,6 +139,8 @@ def teach(
 
     Prints first what would leave this machine, and exits with 2 without --yes. Exits with 1 if no question
     was kept. Every request is logged in OUT_log.jsonl; run again, it asks only what was not answered.
+    Example: `text2sql-grpo data teach --databases shop.sqlite --questions golds.jsonl --teacher
+    https://api.example.com/v1 --model NAME`
 
     Args:
         databases: As data.databases.
@@ -204,7 +208,8 @@ def log(
 
     Read-only queries that return 1 to 50 rows on the database are kept, each once. Those that rules can word
     go to `out` with a question, the others to `.._to_word.jsonl` for you to word; `.._made.json` holds how
-    often each ran. Exits with 1 if none is kept.
+    often each ran. Exits with 1 if none is kept. Example: `text2sql-grpo data log --databases shop.sqlite
+    --log reports.sql`
 
     Args:
         databases: A database: a file, a folder of rows or a URL.
@@ -237,6 +242,8 @@ def log(
 
 def overlap(*, questions: Path = Path("data/questions"), databases: str | None = None) -> int:
     """Print what each file shares with the training files.
+
+    Example: `text2sql-grpo data overlap --questions shop/questions`
 
     Args:
         questions: Folder of question files; the default is the package's own where the working folder has

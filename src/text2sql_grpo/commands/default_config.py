@@ -34,7 +34,8 @@ def _example(name: str) -> str:
 def config(*, example: Annotated[str, _example] | None = None) -> int:
     """Print a default config as YAML, with comments.
 
-    Each field follows its meaning; optional sections are commented out.
+    Each field follows its meaning; optional sections are commented out. Example: `text2sql-grpo config
+    --example quickstart > my.yaml`
 
     Args:
         example: Print this config of the package instead, such as quickstart; list: their names. Paths of the
@@ -59,16 +60,3 @@ def config(*, example: Annotated[str, _example] | None = None) -> int:
         default = REQUIRED.get(field.name, field.default)
         print(f"{margin}{key}:" if field.section else f"{margin}{key}: {json.dumps(default, default=str)}")
     return 0
-
-
-def fields_help() -> str:
-    """List every field of the config, for a help text."""
-    lines = ["", "settings:"]
-    for field in config_fields():
-        default = (
-            "required" if field.name in REQUIRED else f"default: {json.dumps(field.default, default=str)}"
-        )
-        about = field.about if field.section else f"{field.about} ({default})"
-        lines.append(f"  {'' if field.section else '--'}{field.name} {'|'.join(field.choices)}".rstrip())
-        lines += textwrap.wrap(about, 100, initial_indent=" " * 8, subsequent_indent=" " * 8)
-    return "\n".join(lines) + "\n"

@@ -21,7 +21,8 @@ def doctor(
 ) -> int:
     """Check that a run would work on this machine, or what went wrong in one.
 
-    Estimates its memory and time too; exit code 1 if it would fail.
+    Estimates its memory and time too; exit code 1 if it would fail. Example: `text2sql-grpo doctor --config
+    my.yaml`
 
     Args:
         config: YAML of the run; default: the quickstart's.

@@ -39,6 +39,8 @@ def evaluate(
 ) -> int:
     """Answer held-out questions with a model, as its run did unless options differ.
 
+    Example: `text2sql-grpo evaluate --model_path runs/my/merged --num_samples 5`
+
     Args:
         model_path: Model folder, such as RUN/merged, an adapter or a checkpoint of a run, or Hub id.
         base_url: OpenAI-compatible endpoint; needs --model and --config.
@@ -63,8 +65,8 @@ def evaluate(
         parallel: Concurrent episodes at --base_url.
         key_variable: Environment variable of the endpoint's key.
     """
-    options.check_one_of(model_path=model_path, base_url=base_url)
     options.check_served(base_url, model, config)
+    options.check_one_of(model_path=model_path, base_url=base_url)
     options.check_models(model_path)
     run = options.config_with_files(config or config_around(str(model_path)), settings, model=model_path)
     recorded = find_config(str(model_path))  # before options and settings

@@ -16,7 +16,7 @@ def export(
     """Write a merged model for another server, checked, and print the command that starts it.
 
     The token ids of a conversation must be the same in the model and in the file: a different prompt is why
-    exported models answer worse.
+    exported models answer worse. Example: `text2sql-grpo export runs/my/merged --to gguf`
 
     Args:
         model: Folder of a merged model, such as RUN/merged.

@@ -18,7 +18,7 @@ def init(database: str = "", *, out: Path | None = None, model: str = "", seed: 
 
     Profiles the database and prints the next commands. It writes words.yaml (how tables and columns are
     called), questions split by value and by shape, and config.yaml for this machine. Run it again after you
-    edited words.yaml: what was edited stays.
+    edited words.yaml: what was edited stays. Example: `text2sql-grpo init shop.sqlite --out shop/`
 
     Args:
         database: A file, a folder of rows or a URL; without one, it is asked for.

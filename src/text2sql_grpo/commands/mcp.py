@@ -28,6 +28,8 @@ def mcp(
 ) -> int:
     """Serve a database to MCP clients, read-only.
 
+    Example: `text2sql-grpo mcp --db shop.sqlite`
+
     Args:
         db: SQLite or DuckDB file, .sql text, a folder of CSV or Parquet files, or postgresql://..
         transport: http: streamable HTTP.

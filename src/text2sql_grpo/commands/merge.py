@@ -15,6 +15,8 @@ def merge(
 ) -> int:
     """Merge a LoRA adapter into its base, checked.
 
+    Example: `text2sql-grpo merge --adapter runs/my/adapter --out runs/my/merged`
+
     Args:
         adapter: Folder of the adapter or full model, or a run folder; data/start is the package's.
         out: Folder to write; default: 'merged' next to the adapter.

@@ -59,7 +59,7 @@ def check_one_of(**options: object) -> None:
 def check_served(base_url: str | None, model: str | None, config: Path | None) -> None:
     """Refuse an endpoint without its model's name or a config."""
     if (base_url is None) != (model is None):
-        raise ConfigError("--base_url and --model go together: give both")
+        raise ConfigError("--model names the model at --base_url: give both, or a folder as --model_path")
     if base_url is not None and config is None:
         raise ConfigError("--base_url needs --config FILE")
 

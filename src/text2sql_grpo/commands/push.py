@@ -20,7 +20,8 @@ def push(
     """Push a model or a run to the Hugging Face Hub.
 
     The rollouts and answers of a run hold questions, the schema and rows of the database; the card of a model
-    names its databases and question files.
+    names its databases and question files. Example: `text2sql-grpo push --folder runs/my/merged --repo_id
+    me/my-model --dry-run`
 
     Args:
         repo_id: name/model; without a name: your own account.

@@ -26,7 +26,8 @@ def replay(
 ) -> int:
     """Judge a run's answers once more, without its model: with other gold queries, test databases or rewards.
 
-    Prints what would have been paid, which verdicts change, and the first ten of them.
+    Prints what would have been paid, which verdicts change, and the first ten of them. Example:
+    `text2sql-grpo replay runs/my --grading.test_databases 0`
 
     Args:
         source: Run folder; JSONL of an evaluation, of collect, or rollouts.jsonl; or a folder of verifiers'

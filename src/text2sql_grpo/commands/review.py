@@ -32,7 +32,7 @@ def review(
     """Judge questions on a local page, or sum the verdicts up.
 
     Each key is saved to verified.jsonl in the folder, in the form of Snowflake's verified queries; ids of
-    wrong questions go to quarantine.jsonl, for data.quarantine.
+    wrong questions go to quarantine.jsonl, for data.quarantine. Example: `text2sql-grpo review shop/`
 
     Args:
         folder: Holds questions/*.jsonl, and config.yaml unless --db is given.

@@ -27,7 +27,8 @@ def serve(
     """Serve the agent: an OpenAI-compatible API at /v1, and a page to ask questions on.
 
     The database is opened read-only. Each request needs the token that is printed, or that of the environment
-    variable TEXT2SQL_GRPO_TOKEN, as its API key.
+    variable TEXT2SQL_GRPO_TOKEN, as its API key. Example: `text2sql-grpo serve --model runs/my/merged --db
+    shop.sqlite`
 
     Args:
         db: SQLite or DuckDB file, .sql text, a folder of CSV or Parquet files, or a URL; never written.

@@ -16,6 +16,8 @@ def sft(
 ) -> int:
     """Fine-tune a model on gold queries or collected chats.
 
+    Example: `text2sql-grpo sft --config my.yaml --questions golds.jsonl --out runs/tuned`
+
     Args:
         config: YAML; its sections model and sft are used.
         questions: Questions whose gold queries are demonstrated.

@@ -23,7 +23,8 @@ def train(
 ) -> int:
     """Train, evaluate and merge a model.
 
-    Supervised fine-tuning if the config has it, evaluation, GRPO, evaluation, merge.
+    Supervised fine-tuning if the config has it, evaluation, GRPO, evaluation, merge. Example: `text2sql-grpo
+    train --config shop/config.yaml --smoke`
 
     Args:
         config: YAML of the run; default: the quickstart's.

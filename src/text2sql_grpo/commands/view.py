@@ -12,7 +12,7 @@ def view(run: Path, more: list[Path] | None = None, *, port: Port | None = None,
 
     One file, report.html, that opens from disk, without network; report.json next to it holds the same data.
     Training writes both at its end. With --port, or with several runs, a server on 127.0.0.1 shows the page
-    instead, and it goes on while the runs do.
+    instead, and it goes on while the runs do. Example: `text2sql-grpo view runs/my`
 
     Args:
         run: Run folder, also of a run that goes on; or the .json of an evaluation.
