@@ -255,6 +255,12 @@ def test_a_run_is_evaluated_as_it_was_and_a_difference_is_named(
     assert record["environment"]["max_turns"] == 1
 
 
+def test_a_run_is_evaluated_without_the_modules_of_its_rewards(config: Config) -> None:
+    own = replace(config, rewards={"absent_module:short": 0.1})
+    Path("run/config.yaml").write_text(dump_config(own), encoding="utf-8")
+    assert main(["evaluate", "--model_path", "run/merged", "--out", "e.json", "--num_samples", "1"]) == 0
+
+
 def test_nothing_but_an_earlier_evaluation_is_overwritten(
     config: Config, capsys: pytest.CaptureFixture[str]
 ) -> None:

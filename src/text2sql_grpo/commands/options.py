@@ -123,7 +123,8 @@ def config_with_files(
 
     config = load_config(path, settings)
     check_grpo_keys(config.grpo)
-    config.reward_mix()
+    if is_trained:
+        config.reward_mix()
     databases = Databases(config.data.databases)
     with SQLExecutor(workers=1) as executor:
         for url in map(databases.source, databases.names()):
