@@ -113,7 +113,7 @@ def test_reward_of_a_config_and_a_published_one_beside_it(
     assert own["warning"] is None
     assert [rate["reward"] for rate in rates.values()] == [0] * 5
     assert rates["wrong probes accepted"]["official"] > 5
-    assert rates["written-down answers accepted"]["official_share"] == 1
+    assert rates["hard-coded answers accepted"]["official_share"] == 1
 
     out = printed(capsys, "audit", "reward", "--config", str(config), "--golds", "1")
     assert "wrong probes accepted" in out and "official EX" in out

@@ -138,7 +138,7 @@ def test_two_models(bench: Bench, tmp_path: Path, capsys: pytest.CaptureFixture[
 
     assert main(["compare", "base", "run/merged", "--num_samples", "2"]) == 0
 
-    assert "questions: no difference." in capsys.readouterr().out
+    assert "The two differ on none of" in capsys.readouterr().out
     assert record("run/comparison.json")["overall"]["strict"]["neither"] == 2
     for role in ("base", "trained"):
         assert len(read_answers(tmp_path / "run" / f"comparison-{role}.jsonl")) == 2

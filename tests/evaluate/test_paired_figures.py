@@ -122,7 +122,7 @@ def test_a_comparison_by_set_and_kind_with_what_changed() -> None:
 @pytest.mark.parametrize(
     ("gained", "lost", "said"),
     [
-        (0, 0, "Both are right and wrong on the same of 10 questions: no difference."),
+        (0, 0, "The two differ on none of 10 questions."),
         (3, 1, "gains 3 and loses 1: better, +20.0 points ("),
         (3, 1, "This could be chance: two equally good models would differ as much or more with"),
         (3, 1, " or more with probability 0.62."),

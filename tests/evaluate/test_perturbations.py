@@ -179,7 +179,7 @@ def test_the_verb_prints_what_each_form_costs(
     argv += ["--out", str(tmp_path / "e.json"), "--perturb", "order", "rename"]
     assert main(argv) == 0
     out = capsys.readouterr().out
-    assert "so asked" in out
+    assert "perturbed" in out
     record = json.loads((tmp_path / "e.json").read_text())
     assert (record["perturbed"]["rename"]["left_out"], record["perturbed"]["order"]["left_out"]) == (1, 0)
     assert record["perturbed"]["rename"]["neither"] == 5

@@ -215,7 +215,7 @@ class Comparison:
         """Summary in plain words: the difference of the models, and whether it could be chance."""
         paired = self.paired()
         if paired.gained + paired.lost == 0:
-            return f"Both are right and wrong on the same of {many(paired.total, 'question')}: no difference."
+            return f"The two differ on none of {many(paired.total, 'question')}."
         is_clustered = len(paired.by_database) > 1
         side = "better" if paired.difference > 0 else "worse" if paired.difference < 0 else "as good"
         points = f"{paired.difference * 100:+.1f} points ({_range(paired.interval)}"

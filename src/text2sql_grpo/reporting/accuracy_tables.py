@@ -148,7 +148,7 @@ def perturbation_table(forms: Mapping[str, tuple[Paired, int]]) -> Table:
     table = figures_table(
         "Strict accuracy in % on questions in another form",
         ["form"],
-        ["n", "plain", "so asked", f"difference (95% {unit})", "left out"],
+        ["n", "as asked", "perturbed", f"difference (95% {unit})", "left out"],
     )
     for name, (both, left_out) in forms.items():
         low, high = (100 * bound for bound in both.interval)

@@ -15,7 +15,7 @@ _ORIGINS = {
     "wrong probes accepted": ("probe", False),
     "right probes refused": ("probe", True),
     "mutants accepted": ("mutant", False),
-    "written-down answers accepted": ("hard-coded", False),
+    "hard-coded answers accepted": ("hard-coded", False),
     "right rewrites refused": ("rewrite", True),
 }
 
