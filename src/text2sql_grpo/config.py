@@ -130,8 +130,8 @@ class DataConfig:
             `audit_log`, and `personal` for secrets, contact data and identity numbers (docs/databases.md).
             `[]` hides nothing.
         quarantine: Ids of questions to leave out everywhere (JSONL, as `audit data` writes).
-        dev: Held-out questions for `evaluation.every`, by which the best step is chosen, so that `test` is
-            used once; None for none.
+        dev: Held-out questions for `evaluation.every`; by them `evaluation.keep: best` chooses the step, so
+            that `test` is used once. None for none.
         dev_databases: In place of `dev`: databases whose questions in `train` are held out.
         train_samples: The first N training questions only; None for all.
         test_samples: N questions of each held-out set, evenly spaced; None for all.
