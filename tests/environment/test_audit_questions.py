@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -246,11 +246,17 @@ def zoo(tmp_path: Path) -> Databases:
 
 
 def suspects(
-    zoo: Databases, executor: SQLExecutor, gold: str, answers: list[Any], *others: str
+    zoo: Databases,
+    executor: SQLExecutor,
+    gold: str,
+    answers: list[Any],
+    *others: str,
+    hide: Sequence[str] = (),
 ) -> list[dict[str, Any]]:
     example = Example("q", "zoo", "Pets over 10 kg?", gold, other_golds=others)
     samples = {"q": [a if isinstance(a, dict) else {"example": "q", "final_sql": a} for a in answers]}
-    return find_suspects([example], samples, zoo, executor, Grader(executor))
+    sessions = SQLEnvironment(zoo, executor, EnvironmentSettings(), hide=hide)
+    return find_suspects([example], samples, sessions, Grader(executor))
 
 
 def test_gold_that_most_answers_contradict_is_listed_with_a_small_database(
@@ -275,6 +281,13 @@ def test_gold_that_agrees_on_the_database_by_chance_is_listed(
 ) -> None:
     (found,) = suspects(zoo, executor, "SELECT name FROM pet WHERE kg > 24", [RIGHT] * 4)
     assert found["on"] == "variants" and found["gold_result"] != found["answer_result"]
+
+
+@pytest.mark.parametrize("gold", ["SELECT kg FROM pet WHERE kg < 10", "SELECT kg FROM pet WHERE kg > 24"])
+def test_suspects_show_nothing_hidden(zoo: Databases, executor: SQLExecutor, gold: str) -> None:
+    (found,) = suspects(zoo, executor, gold, ["SELECT kg, name FROM pet WHERE kg > 10"] * 4, hide=["pet.name"])
+    assert "column name is hidden" in found["answer_result"] and "kg" in found["gold_result"]
+    assert found["tables"]["pet"].splitlines()[0] == "id | kg"
 
 
 @pytest.mark.parametrize(

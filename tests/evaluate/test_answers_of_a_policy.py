@@ -175,3 +175,19 @@ def test_a_wrong_answer_comes_with_the_rows_that_refute_it(
     (table,) = by_chance.evidence["tables"]
     assert table.startswith("code | city | staff\n")
     assert wrong.evidence == {"on": "database", "gold": "staff\n7", "answer": "8\n8", "tables": []}
+
+
+def test_evidence_shows_nothing_hidden(tmp_path: Path) -> None:
+    (tmp_path / "shop.sql").write_text(SHOP, "utf-8")
+    chat = ChatFormat(write_tokenizer(tmp_path / "tokenizer"))
+    turns = {
+        "all?": ["<answer>SELECT * FROM branch</answer>"],
+        "one?": ["<answer>SELECT code, city FROM branch</answer>"],
+    }
+    sampler = Sampler(ScriptedPolicy(chat, turns), chat, 10_000)
+    with Environment(tmp_path / "shop.sql", max_turns=3, hide=["branch.city"]) as environment:
+        answers = environment.answer([ask(question, CODES) for question in turns], sampler)
+    for one in answers:
+        assert one.verdict.reason == "columns" and "hidden" in one.evidence["answer"]
+        assert one.evidence["gold"].startswith("code\n")
+        assert "Lisbon" not in json.dumps(one.record(), default=str)

@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing, suppress
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from textwrap import indent
@@ -15,9 +16,9 @@ from typing import Any
 
 from sqlglot import exp
 
-from text2sql_grpo.data.databases import Databases
 from text2sql_grpo.data.example import Example
 from text2sql_grpo.environment.observation import ObservationLimits, observation_text
+from text2sql_grpo.environment.session import SQLEnvironment
 from text2sql_grpo.files import read_jsonl, write_jsonl, write_text
 from text2sql_grpo.grading import Grader
 from text2sql_grpo.grading.base_sample import quoted, read_sample
@@ -76,8 +77,7 @@ def _slim(row: Record) -> Record:
 def find_suspects(
     examples: Iterable[Example],
     samples: Mapping[str, Sequence[Record]],
-    databases: Databases,
-    executor: SQLExecutor,
+    sessions: SQLEnvironment,
     grader: Grader,
     *,
     budget_s: float = math.inf,
@@ -89,7 +89,8 @@ def find_suspects(
 
     Args:
         samples: Answers by the id of the question.
-        databases: Their databases; questions on others than SQLite are left out.
+        sessions: Have their databases; questions on others than SQLite are left out, and what is hidden from
+            the model is not shown.
         budget_s: Seconds after which further questions are left out, with a warning.
 
     Returns:
@@ -101,17 +102,17 @@ def find_suspects(
         (example, address)
         for example in examples
         if len(samples.get(example.id, ())) >= MIN_ANSWERS
-        and isinstance(address := databases.address(example.database), Path)
+        and isinstance(address := sessions.databases.address(example.database), Path)
     ]
     with tempfile.TemporaryDirectory(prefix="text2sql-grpo-") as folder:
-        executor.grant_folder(Path(folder))
+        sessions.executor.grant_folder(Path(folder))
         for number, (example, database) in enumerate(asked):
             if time.monotonic() - started > budget_s:
                 logger.warning("looked for wrong golds in %d of %d questions only", number, len(asked))
                 break
             place = Path(folder) / str(number)
             try:
-                suspect = _suspect(example, samples[example.id], database, executor, grader, place)
+                suspect = _suspect(example, samples[example.id], database, sessions, grader, place)
             except Exception as error:  # whatever a model writes: a finished run must not fail here
                 logger.warning("question %s was not looked at, an internal error: %r", example.id, error)
                 continue
@@ -146,7 +147,7 @@ def _suspect(
     example: Example,
     samples: Sequence[Record],
     database: Path,
-    executor: SQLExecutor,
+    sessions: SQLEnvironment,
     grader: Grader,
     folder: Path,
 ) -> Record | None:
@@ -173,10 +174,16 @@ def _suspect(
     found = alike(answer, texts, places)
     if alike(answer, golds, places) or share(found) < MIN_SHARE or right & {*found}:
         return None
-    small, tables = _small_database(database, variants, golds[0], answer, executor, grader)
-    shown = [golds[0], answer, *(f"SELECT * FROM {quoted(name)}" for name in tables)]
-    outcomes = executor.execute_many([(small, sql) for sql in shown])
-    gold_result, answer_result, *rows = (observation_text(outcome, SHOWN) for outcome in outcomes)
+    small, tables = _small_database(database, variants, golds[0], answer, sessions.executor, grader)
+    backend = sessions.guarded(example.database)
+    columns = {
+        table.name: ", ".join(quoted(column.name) for column in table.columns)
+        for table in backend.hidden.schema.tables
+        if table.name in tables and table.columns
+    }
+    run = replace(backend, database=small, limits=sessions.executor.limits).run
+    shown = [golds[0], answer, *(f"SELECT {names} FROM {quoted(name)}" for name, names in columns.items())]
+    gold_result, answer_result, *rows = (observation_text(run(sql), SHOWN) for sql in shown)
     return {
         "id": example.id,
         "reasons": ["suspect"],
@@ -189,7 +196,7 @@ def _suspect(
         "on": "database" if all(differ(database, gold, answer) for gold in golds) else "variants",
         "gold_result": gold_result,
         "answer_result": answer_result,
-        "tables": dict(zip(tables, rows, strict=True)),
+        "tables": dict(zip(columns, rows, strict=True)),
     }
 
 

@@ -74,14 +74,16 @@ def data(
         questions = read_questions(file, database=database)
         url = run.grading.server_url if run else None
         grader = open_grader(executor, test_databases=test_databases, server_url=url)
+        hidden = run.data.hide if run else (PERSONAL,)
+        sessions = SQLEnvironment(databases, executor, settings, hide=hidden)
         if answers is not None:
             known = [q.example for q in questions if q.example.database in databases.names()]
-            found = find_suspects(known, read_samples(answers), databases, executor, grader)
+            found = find_suspects(known, read_samples(answers), sessions, grader)
             write_suspects(suspects, found)
         with counting("Golds", sum(1 + len(q.example.other_golds) for q in questions)) as on_gold:
             audit = audit_questions(
                 questions,
-                SQLEnvironment(databases, executor, settings, hide=run.data.hide if run else (PERSONAL,)),
+                sessions,
                 others={str(path): read_questions(path, database=database) for path in against or ()},
                 suite=grader.suite,
                 suspects=found,

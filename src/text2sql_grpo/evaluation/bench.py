@@ -187,9 +187,8 @@ class Environment:
                 database = self.databases.address(episode.example.database)
                 answer = judge.judge(episode, database)
                 if rewards is None:
-                    schema = self.sessions.hidden(episode.example.database).schema
                     answer = with_published(answer, self.executor, database)
-                    answer = with_evidence(answer, self.executor, self.grader, database, schema)
+                    answer = with_evidence(answer, self.sessions, self.grader, database)
                 if on_answer is not None:
                     on_answer(place, answer)
             except Exception as error:

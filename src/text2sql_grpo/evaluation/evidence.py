@@ -6,10 +6,10 @@ from dataclasses import replace
 from sqlglot import exp
 
 from text2sql_grpo.environment.observation import ObservationLimits, observation_text
+from text2sql_grpo.environment.session import SQLEnvironment
 from text2sql_grpo.grading import Grader
 from text2sql_grpo.grading.gold_result import have_one_result
 from text2sql_grpo.rewards import Answer
-from text2sql_grpo.sql import SQLExecutor
 from text2sql_grpo.sql.address import Database, parse_address
 from text2sql_grpo.sql.names import dotted_name, quote_name
 from text2sql_grpo.sql.query import read_query
@@ -19,21 +19,18 @@ SHOWN = ObservationLimits(max_rows=12, max_cell_chars=60)
 MAX_TABLES = 4
 
 
-def with_evidence(
-    answer: Answer, executor: SQLExecutor, grader: Grader, database: Database, schema: Schema
-) -> Answer:
+def with_evidence(answer: Answer, sessions: SQLEnvironment, grader: Grader, database: Database) -> Answer:
     """The answer with the rows of both queries; a right one, or one without a query, as it is.
 
     They are those on the question's database; or, of an answer that is right there by chance, those on the
-    test database that refutes it, with the rows of the tables that are read.
-
-    Args:
-        schema: Schema without what is hidden from the model, which is not shown either.
+    test database that refutes it, with the rows of the tables that are read. What is hidden from the model is
+    not shown.
     """
     sql, gold_sql, reason = answer.episode.final_sql, answer.example.gold_sql, answer.verdict.reason
     if answer.verdict.strict or sql is None or reason == "gold_failed":
         return answer
     place, on, tables = database, "database", list[str]()
+    backend = sessions.guarded(answer.example.database)
     if reason == "test_database" and grader.suite is not None:
         suite = grader.suite.databases(database, gold_sql, sql)
         refuting = (
@@ -44,9 +41,9 @@ def with_evidence(
         place, on = next(refuting, database), "test database"
         if place == database:  # a counterexample that the search drew refutes it, and is gone
             return replace(answer, evidence={"on": "counterexample"})
-        tables = _reads(schema, (gold_sql, sql), parse_address(database).dialect)
-    outcomes = executor.execute_many([(place, text) for text in (gold_sql, sql, *tables)])
-    gold, own, *rows = (observation_text(outcome, SHOWN) for outcome in outcomes)
+        tables = _reads(backend.hidden.schema, (gold_sql, sql), parse_address(database).dialect)
+    run = replace(backend, database=place, limits=sessions.executor.limits).run
+    gold, own, *rows = (observation_text(run(text), SHOWN) for text in (gold_sql, sql, *tables))
     return replace(answer, evidence={"on": on, "gold": gold, "answer": own, "tables": rows})
 
 

@@ -106,12 +106,7 @@ def _write_suspects(run: Run) -> int:
         for id, (first, *_) in samples.items()
     ]
     found = find_suspects(
-        examples,
-        samples,
-        environment.databases,
-        environment.executor,
-        environment.grader,
-        budget_s=SUSPECTS_BUDGET_S,
+        examples, samples, environment.sessions, environment.grader, budget_s=SUSPECTS_BUDGET_S
     )
     write_suspects(run.folder / SUSPECTS, found)
     return len(found)
