@@ -1,4 +1,4 @@
-"""Parts of messages: counts with their noun, and lists that are cut."""
+"""Parts of messages: counts with their noun, lists that are cut, and text without control characters."""
 
 from collections.abc import Sequence
 
@@ -22,3 +22,14 @@ def listed(names: Sequence[str], n_shown: int) -> str:
     """
     more = f" and {len(names) - n_shown} more" if len(names) > n_shown else ""
     return ", ".join(names[:n_shown]) + more
+
+
+def printable(text: str) -> str:
+    """Text with a mark in the place of each character that a terminal might obey.
+
+    >>> printable("red \\x1b[31m name")
+    'red �[31m name'
+    """
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() or char in "\n\t" else "\ufffd" for char in text)

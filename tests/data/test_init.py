@@ -3,6 +3,7 @@
 import json
 import shlex
 import sqlite3
+import subprocess
 from contextlib import closing
 from io import StringIO
 from pathlib import Path
@@ -61,6 +62,30 @@ def test_init_writes_a_folder_that_can_be_trained_on(
     assert len(rows) > 100 and {"dev", "demonstrations"} <= set(files)
     golds = [{json.loads(line)["gold_sql"] for line in lines} for lines in files.values()]
     assert sum(map(len, golds)) == len(set().union(*golds))
+
+
+@pytest.mark.thorough
+def test_names_and_values_are_printed_as_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file, run = tmp_path / "odd.sqlite", f"$(touch {tmp_path / 'made by a shell'})"
+    with closing(sqlite3.connect(file)) as connection:
+        connection.execute(
+            f"""CREATE TABLE "{run}" (id INTEGER PRIMARY KEY, "\x1b]0;title\x07[/red]" TEXT, kg REAL)"""
+        )
+        rows = [(i, f"\x1b[31m{i % 7}", i * 1.5) for i in range(40)]
+        connection.executemany(f'INSERT INTO "{run}" VALUES (?, ?, ?)', rows)
+        connection.commit()
+    main(["init", str(file), "--out", str(tmp_path / "made")])
+    shown = "".join(capsys.readouterr())
+    assert "[/red]" in shown and all(char.isprintable() or char == "\n" for char in shown)
+    command = next(line for line in shown.splitlines() if line.startswith("  text2sql-grpo ask"))
+    assert run in command
+    subprocess.run(["sh", "-c", command.replace("text2sql-grpo", "true")], check=True)
+    assert not (tmp_path / "made by a shell").exists()
+
+
+@pytest.mark.parametrize("argv", [["audit", "data", "q.jsonl", "--db", "\x1b[31mx"], ["view", "\x1b[31mx"]])
+def test_errors_are_printed_as_text(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(argv) == 1 and "\ufffd[31mx" in capsys.readouterr().err
 
 
 @pytest.mark.thorough

@@ -27,6 +27,7 @@ from text2sql_grpo.commands.options import INTERRUPTED, writing_to
 from text2sql_grpo.config import Config
 from text2sql_grpo.docstrings import described, opening
 from text2sql_grpo.errors import RunError
+from text2sql_grpo.phrases import printable
 
 # Each verb is a function of its module's name; a group is a module with one function per verb.
 _VERBS = (
@@ -58,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except argparse.ArgumentError as error:
         parser.error(str(error))
     except RunError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(printable(f"error: {error}"), file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
@@ -222,4 +223,4 @@ class _MessageHandler(logging.Handler):
     """Handler that prints to the current stderr, which a progress bar may have replaced."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        print(self.format(record), file=sys.stderr)
+        print(printable(self.format(record)), file=sys.stderr)

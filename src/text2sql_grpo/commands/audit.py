@@ -54,12 +54,11 @@ def data(
         suspects: File to write the suspects to, with a page to read next to it (.md).
         json: Print JSON instead of a report.
     """
-    from rich.console import Console
-
     from text2sql_grpo.audit.questions import KEPT, REASONS, audit_questions, counts, write_quarantine
     from text2sql_grpo.audit.suspects import find_suspects, read_samples, write_suspects
     from text2sql_grpo.data.question_files import only_name, read_questions
     from text2sql_grpo.reporting.audit_tables import question_table, show_findings
+    from text2sql_grpo.reporting.terminal import TextConsole
     from text2sql_grpo.rewards import open_grader
 
     run = load_config(config) if config else None
@@ -108,7 +107,7 @@ def data(
         }
         print(json_text.dumps(record))
         return 1 if failed else 0
-    console = Console()
+    console = TextConsole()
     console.print(question_table(audit, kept))
     show_findings(audit, console)
     console.print(f"{many(audit.questions, 'question')}, {len(rows)} for quarantine, {seconds:.0f} s")
@@ -138,7 +137,6 @@ def reward(
         seed: Random seed.
         json: Print JSON instead of a report.
     """
-    from rich.console import Console
     from rich.text import Text
 
     from text2sql_grpo.audit.rewards import RewardAudit
@@ -146,6 +144,7 @@ def reward(
     from text2sql_grpo.data.shards import shard_files
     from text2sql_grpo.evaluation.bench import quarantined
     from text2sql_grpo.reporting.audit_tables import rates, reward_table, show_misjudged
+    from text2sql_grpo.reporting.terminal import TextConsole
     from text2sql_grpo.rewards import RewardMix, open_grader
 
     run, started = load_config(config, settings), time.monotonic()
@@ -174,7 +173,7 @@ def reward(
         }
         print(json_text.dumps(record))
         return 0
-    console = Console()
+    console = TextConsole()
     console.print(reward_table(found))
     if rewards.warning:
         console.print(Text(rewards.warning), soft_wrap=True)

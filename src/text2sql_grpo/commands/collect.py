@@ -121,13 +121,12 @@ def collect(
 
 
 def _select_traces(traces: Path, keep: Sequence[Keep], out: Path) -> int:
-    from rich.console import Console
-
     from text2sql_grpo.integrations.verifiers.traces import trace_records
+    from text2sql_grpo.reporting.terminal import TextConsole
 
     if not keep:
         raise ConfigError("--traces needs --keep: nothing is rolled out, so nothing else is written")
-    console, records = Console(), list(trace_records(traces))
+    console, records = TextConsole(), list(trace_records(traces))
     console.print(f"{len(records)} traces: {traces}", soft_wrap=True)
     out.parent.mkdir(parents=True, exist_ok=True)
     _write_chats(records, keep, out, console)

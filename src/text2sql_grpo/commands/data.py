@@ -11,7 +11,7 @@ from text2sql_grpo.bundled import located
 from text2sql_grpo.commands.options import Count, Retries, Seconds, writing_to
 from text2sql_grpo.data.databases import Databases
 from text2sql_grpo.errors import ConfigError
-from text2sql_grpo.phrases import many
+from text2sql_grpo.phrases import many, printable
 from text2sql_grpo.reporting.counting import counting
 from text2sql_grpo.sql import SQLExecutor
 
@@ -47,8 +47,7 @@ def make(
         seed: Random seed.
         json: Print JSON instead of a report.
     """
-    from rich.console import Console
-
+    from text2sql_grpo.reporting.terminal import TextConsole
     from text2sql_grpo.synthesis.generator import PERSONAL, QUESTION_SETS, make_questions
 
     where = databases if "://" in databases else located(Path(databases))
@@ -60,7 +59,7 @@ def make(
         record = {"files": made.files, "tables": [asdict(one) for one in made.tables], "lacks": made.lacks}
         print(json_text.dumps(record, ensure_ascii=False))
         return 1 if made.lacks else 0
-    console = Console()
+    console = TextConsole()
     show_made(made, console)
     console.print(
         f"wrote {many(made.n_questions, 'question')} for {where} to {out}", soft_wrap=True, markup=False
@@ -182,7 +181,7 @@ def teach(
         print(f"- the schema, each gold, and {rows}; the literals of a gold are real values")
         print("- then each question that the model wrote, with the schema")
         print(f"about {read:,} tokens to read and {written:,} to write{cost}; an example:\n")
-        print("\n\n".join(message["content"] for message in asked.prompt(0)), end="\n\n")
+        print(printable("\n\n".join(message["content"] for message in asked.prompt(0))), end="\n\n")
         if not yes:
             print("nothing was sent; --yes sends it")
             return 2
@@ -190,7 +189,7 @@ def teach(
             with counting("Golds", n) as on_gold:
                 asked.run(on_gold)
         finally:
-            print("\n".join(asked.report()))
+            print(printable("\n".join(asked.report())))
     kept = any(one.reason == "kept" for one in asked.wordings.values())
     print(f"questions: {out if kept else 'none'}; prompts, answers and verdicts: {asked.log}")
     return 0 if kept else 1
@@ -220,9 +219,9 @@ def log(
         words: YAML with names in plain words, as `data words` writes it.
         seed: Random seed of values for parameters.
     """
-    from rich.console import Console
     from rich.table import Table
 
+    from text2sql_grpo.reporting.terminal import TextConsole
     from text2sql_grpo.synthesis.log_questions import questions_of_logs
 
     with writing_to(out):
@@ -230,7 +229,7 @@ def log(
     table = Table("left out", "statements", box=None, pad_edge=False)
     for reason, count in made.reasons.most_common():
         table.add_row(reason, str(count))
-    console = Console()
+    console = TextConsole()
     console.print(f"read {many(made.n_read, 'statement')}, kept {many(made.n_kept, 'different query')}")
     if made.reasons:
         console.print(table)
@@ -253,5 +252,5 @@ def overlap(*, questions: Path = Path("data/questions"), databases: str | None =
     from text2sql_grpo.data import overlap as shared
 
     rows = shared.overlap(located(questions), Databases(databases) if databases else None)
-    print(shared.format_overlap(rows))
+    print(printable(shared.format_overlap(rows)))
     return 0

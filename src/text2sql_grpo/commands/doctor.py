@@ -6,7 +6,7 @@ from pathlib import Path
 from text2sql_grpo.commands.options import config_or_quickstart, quiet_console, writing_to
 from text2sql_grpo.config import load_config
 from text2sql_grpo.errors import DataError
-from text2sql_grpo.phrases import many
+from text2sql_grpo.phrases import many, printable
 from text2sql_grpo.run_folder import METRICS
 
 
@@ -56,7 +56,7 @@ def _print_findings(run: Path, *, as_json: bool) -> int:
         return 0
     print(f"{run}: {many(len(logs.steps), 'step')}, {many(len(logs.episodes), 'episode')}")
     for number, finding in enumerate(found, 1):
-        print(f"{number}. {finding.what}\n   {finding.change}")
+        print(printable(f"{number}. {finding.what}\n   {finding.change}"))
     if not found:
         print("nothing found that went wrong")
     return 0

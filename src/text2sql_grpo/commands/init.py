@@ -27,17 +27,17 @@ def init(database: str = "", *, out: Path | None = None, model: str = "", seed: 
             GPU Qwen2.5-Coder-0.5B-Instruct where 15 GiB and the Hub are there, else SmolLM2-135M.
         seed: Random seed of the questions.
     """
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     from text2sql_grpo.commands.data import show_made
+    from text2sql_grpo.reporting.terminal import TextConsole
     from text2sql_grpo.run import new_project
     from text2sql_grpo.synthesis.generator import PERSONAL, make_questions
     from text2sql_grpo.synthesis.profile import Profile
     from text2sql_grpo.synthesis.words import add_words
 
-    console = Console()
+    console = TextConsole()
     is_asked = not database
     if model:
         check_models(model)

@@ -159,14 +159,15 @@ def quiet_console(*, highlight: bool = True) -> "Console":
         logging.getLogger(name).setLevel(logging.ERROR)
 
     from huggingface_hub.utils.tqdm import are_progress_bars_disabled, enable_progress_bars
-    from rich.console import Console
     from transformers.utils.logging import disable_progress_bar
+
+    from text2sql_grpo.reporting.terminal import TextConsole
 
     wants_downloads_shown = not are_progress_bars_disabled()
     disable_progress_bar()  # would hide the bars of downloads too
     if wants_downloads_shown:
         enable_progress_bars()
-    return Console(highlight=highlight)
+    return TextConsole(highlight=highlight)
 
 
 @contextmanager

@@ -20,9 +20,9 @@ def progress_bar(console: "Console", *facts: str, stays: bool = True) -> "Progre
     """
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    columns = [TextColumn(f"{{task.fields[{fact}]}}") for fact in facts]
+    columns = [TextColumn(f"{{task.fields[{fact}]}}", markup=False) for fact in facts]
     return Progress(
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(bar_width=24),
         MofNCompleteColumn(),
         TimeRemainingColumn(),
@@ -44,9 +44,9 @@ def counting(
         console: Where the bar stays; None for stderr, without a trace of it at the end.
         done: Number counted before.
     """
-    from rich.console import Console
+    from text2sql_grpo.reporting.terminal import TextConsole
 
-    shown, last_line = console or Console(stderr=True), time.monotonic()
+    shown, last_line = console or TextConsole(stderr=True), time.monotonic()
     bar = progress_bar(shown, stays=console is not None)
 
     def count() -> None:

@@ -16,7 +16,7 @@ from sqlparse.exceptions import SQLParseError
 from text2sql_grpo.environment.episode import Action
 from text2sql_grpo.environment.observation import ObservationLimits, cell_text, observation_text
 from text2sql_grpo.evaluation.bench import Asked
-from text2sql_grpo.phrases import many
+from text2sql_grpo.phrases import many, printable
 from text2sql_grpo.rewards import Answer
 from text2sql_grpo.sql.outcome import Cell, ExecutionOutcome
 
@@ -121,7 +121,7 @@ def show_query(sql: str, outcome: ExecutionOutcome | None, console: Console) -> 
 
 def plain(text: str, style: str = "") -> Text:
     """Text without markup and control characters."""
-    return Text("".join(char if char.isprintable() or char in "\n\t" else "\ufffd" for char in text), style)
+    return Text(printable(text), style)
 
 
 def asked_record(asked: Asked) -> dict[str, Any]:

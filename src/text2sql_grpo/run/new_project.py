@@ -157,17 +157,16 @@ def write_config(
 
 
 def next_commands(folder: Path, size: Size, *, database: str, question: str) -> list[str]:
-    """The commands behind `init`, in order."""
-    config, merged = str(folder / "config.yaml"), str(folder / "run" / "merged")
-    start = ("merge", "--adapter", "data/start", "--out", str(folder / "start"))
-    return [
-        shlex.join(("text2sql-grpo", *words))
-        for words in (
-            start if size.example == "quickstart" else ("doctor", "--config", config),
-            ("train", "--config", config),
-            ("ask", question, "--model", merged, "--db", database),
-        )
+    """The commands behind `init`, in order, quoted for a shell: a name may hold `$(..)`."""
+    config = ["--config", str(folder / "config.yaml")]
+    start = ["merge", "--adapter", "data/start", "--out", str(folder / "start")]
+    model = ["--model", str(folder / "run" / "merged"), "--db", database]
+    commands = [
+        start if size.example == "quickstart" else ["doctor", *config],
+        ["train", *config],
+        ["ask", question, *model],
     ]
+    return [shlex.join(["text2sql-grpo", *command]) for command in commands]
 
 
 def described(profile: Profile) -> Iterator[tuple[str, str, str, str]]:

@@ -33,6 +33,7 @@ from text2sql_grpo.reliability.alerts import Alerts
 from text2sql_grpo.reliability.checkpoints import SCHEDULED_METRIC
 from text2sql_grpo.reliability.signals import StopOnInterrupt, stop_on_sigterm
 from text2sql_grpo.reporting.progress import TrainingProgress
+from text2sql_grpo.reporting.terminal import TextConsole
 from text2sql_grpo.reporting.trackers import PROJECT, Tracking, check_installed, trackers, tracking
 from text2sql_grpo.run.archive import check_folder, find_checkpoint, prepare_folder, resume_hint
 from text2sql_grpo.run.run_report import report
@@ -87,7 +88,7 @@ def train(config: Config, *, console: Console | None = None, resume: str | None 
     """
     check_type("config", config, Config)
     with stop_on_sigterm():
-        result = _train(config, console or Console(), resume)
+        result = _train(config, console or TextConsole(), resume)
     ranks.destroy_group()
     return result
 
