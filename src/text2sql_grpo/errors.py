@@ -10,6 +10,10 @@ if TYPE_CHECKING:
     from typing import Any
 
 
+UNREADABLE = "the database cannot be read; the server's own log has the reason"
+"""Text for clients of a server in the place of a `DataError`, which may name a path, a host and a user."""
+
+
 class RunError(Exception):
     """Failure of this package or its user: a missing file, a broken gold, a wrong config."""
 

@@ -7,6 +7,7 @@ import shutil
 import sqlite3
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -28,7 +29,7 @@ from tests.tiny_run import json_lines
 from text2sql_grpo.commands import main
 from text2sql_grpo.environment.observation import ObservationLimits
 from text2sql_grpo.errors import DataError
-from text2sql_grpo.integrations.mcp.server import AuditLog, make_server
+from text2sql_grpo.integrations.mcp.server import AuditLog, make_server, open_http
 from text2sql_grpo.sql import Limits, SQLExecutor
 from text2sql_grpo.sql.postgres_role import restricted_role_sql
 
@@ -234,7 +235,11 @@ def test_postgresql(postgres_server: PostgresServer, executor: SQLExecutor, audi
 
 
 def test_a_missing_database_is_named_at_the_start_and_later(
-    tmp_path: Path, database: Path, executor: SQLExecutor, audit_log: AuditLog
+    tmp_path: Path,
+    database: Path,
+    executor: SQLExecutor,
+    audit_log: AuditLog,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     path = tmp_path / "gone.sqlite"
     with pytest.raises(DataError, match=r"gone\.sqlite"):
@@ -245,10 +250,13 @@ def test_a_missing_database_is_named_at_the_start_and_later(
 
     async def talk() -> Any:
         async with Client(server) as client:
-            return await client.call_tool(*query("SELECT 1"))
+            calls = (query("SELECT 1"), ("list_tables", {}), ("describe_table", {"table": "branch"}))
+            return [await client.call_tool(*call) for call in calls]
 
-    result = asyncio.run(talk())
-    assert result.is_error and "gone.sqlite" in result.content[0].text
+    for result in asyncio.run(talk()):  # the client is a model, which learns no path
+        assert result.is_error and "cannot be read" in result.content[0].text
+        assert str(tmp_path) not in result.model_dump_json()
+    assert caplog.text.count(f"(at {path})") == 3
     assert json_lines(audit_log.path)[0]["status"] == "failed"
 
 
@@ -378,6 +386,22 @@ def test_http_wants_the_token_and_a_known_name(url: str, http_log: Path) -> None
             proxied = {"Host": host, "X-Forwarded-For": "192.0.2.7"}
             assert web.post(url, json=request("SELECT 2"), headers=proxied).status_code == 200
     assert json_lines(http_log)[-1]["session"] == "http:192.0.2.7:0"  # the client of a proxy on this machine
+
+
+def test_a_client_names_no_other_address_where_no_proxy_is_expected(
+    database: Path, executor: SQLExecutor, audit_log: AuditLog
+) -> None:
+    server = make_server(database, executor, audit_log, observation=ObservationLimits())
+    web, listener, url = open_http(server, "127.0.0.1", 0, token=None)
+    thread = threading.Thread(target=web.run, kwargs={"sockets": [listener]})
+    thread.start()
+    try:
+        with httpx2.Client(headers={"Accept": HEADERS["Accept"], "X-Forwarded-For": "192.0.2.7"}) as client:
+            assert client.post(url, json=request("SELECT 2")).status_code == 200
+    finally:
+        web.should_exit = True
+        thread.join()
+    assert json_lines(audit_log.path)[0]["session"].startswith("http:127.0.0.1:")
 
 
 def bodies_of_garbage() -> Iterator[bytes]:

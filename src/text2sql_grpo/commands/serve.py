@@ -69,6 +69,12 @@ def serve(
             app = server.app([place, *(allowed_host or ())])
             where = f"http://{place}:{listener.getsockname()[1]}"
             print(f"page     {where}/#token={token}\nAPI      {where}/v1   key {token}", flush=True)
-            settings = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=5)
+            settings = uvicorn.Config(
+                app,
+                log_level="warning",
+                access_log=False,
+                timeout_graceful_shutdown=5,
+                proxy_headers=bool(allowed_host),  # else any client of this machine could name another
+            )
             uvicorn.Server(settings).run(sockets=[listener])
     return 0

@@ -33,7 +33,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from text2sql_grpo.environment.episode import Action
-from text2sql_grpo.errors import ArgumentError, RunError
+from text2sql_grpo.errors import UNREADABLE, ArgumentError, DataError, RunError
 from text2sql_grpo.files import append_jsonl
 from text2sql_grpo.reporting.shown import outcome_record
 from text2sql_grpo.serving.agent import Agent, Exchange, Reply
@@ -367,6 +367,9 @@ def _client(request: Request) -> str:
 
 
 def _reason(error: Exception) -> str:
+    if isinstance(error, DataError):  # names the path or the server of the database
+        _logger.error("%s", error)
+        return UNREADABLE
     return error.detail if isinstance(error, HTTPException) else str(error)
 
 

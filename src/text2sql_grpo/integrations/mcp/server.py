@@ -8,6 +8,7 @@ import asyncio
 import hmac
 import ipaddress
 import json
+import logging
 import math
 import os
 import socket
@@ -30,7 +31,7 @@ from pydantic import AnyHttpUrl, BaseModel, Field, ValidationError
 from text2sql_grpo import __version__
 from text2sql_grpo.environment.observation import ObservationLimits, observation_text
 from text2sql_grpo.environment.session import log_hidden
-from text2sql_grpo.errors import ConfigError, DataError
+from text2sql_grpo.errors import UNREADABLE, ConfigError, DataError
 from text2sql_grpo.sql import ExecutionOutcome, SQLExecutor
 from text2sql_grpo.sql.address import parse_address
 from text2sql_grpo.sql.hidden import Hidden, read_hidden
@@ -41,6 +42,7 @@ from text2sql_grpo.sql.schema_text import ddl_text, relation_sql
 PATH = "/mcp"
 MAX_PAGE_ROWS = 1_000
 MAX_SQL_CHARS = 100_000  # in the audit log
+_logger = logging.getLogger(__name__)
 _READ_ONLY = ToolAnnotations(read_only_hint=True, idempotent_hint=True, open_world_hint=False)
 
 
@@ -162,7 +164,7 @@ def make_server(
         try:
             schema = (await refreshed()).schema
         except DataError as error:
-            return _failure(error, TableList)
+            return _unreadable(error, TableList)
         names = [relation_sql(relation, schema.dialect) for relation in schema.relations]
         return _answer("\n".join(names) or "(no tables)", TableList(tables=names))
 
@@ -172,7 +174,9 @@ def make_server(
         try:
             text = _described((await refreshed()).schema, table)
         except DataError as error:
-            return _failure(error, TableDefinition)
+            return _unreadable(error, TableDefinition)
+        if not text:
+            return _failure(f"unknown table {table[:100]!r}: list_tables shows the names", TableDefinition)
         return _answer(text, TableDefinition(sql=text))
 
     @server.tool(annotations=_READ_ONLY)
@@ -194,7 +198,7 @@ def make_server(
             status, n_rows = outcome.status, len(outcome.rows)
         except DataError as error:
             status = "failed"
-            return _failure(error, Page)
+            return _unreadable(error, Page)
         finally:
             audit_log.write(
                 session=_client(context),
@@ -245,7 +249,9 @@ def open_http(
         transport_security=security,
         host=host,
     )
-    config = uvicorn.Config(app, log_level="warning", ws="none", timeout_graceful_shutdown=1)
+    config = uvicorn.Config(
+        app, log_level="warning", ws="none", timeout_graceful_shutdown=1, proxy_headers=bool(allowed_hosts)
+    )
     # asyncio sends small answers at once only if the protocol is named.
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
@@ -314,8 +320,14 @@ def _answer(text: str, content: BaseModel, *, is_error: bool = False) -> CallToo
     )
 
 
-def _failure(error: Exception, kind: type[BaseModel]) -> CallToolResult:
-    return _answer(f"Error: {error}", kind(error=str(error)), is_error=True)
+def _unreadable(error: DataError, kind: type[BaseModel]) -> CallToolResult:
+    """Answer without the path or the server of the database, which the log has."""
+    _logger.error("%s", error)
+    return _failure(UNREADABLE, kind)
+
+
+def _failure(text: str, kind: type[BaseModel]) -> CallToolResult:
+    return _answer(f"Error: {text}", kind(error=text), is_error=True)
 
 
 def _page(outcome: ExecutionOutcome, offset: int, limit: int) -> Page:
@@ -338,15 +350,13 @@ def _json_cell(cell: Any) -> Any:
 
 
 def _described(schema: Schema, table: str) -> str:
-    """DDL of the tables and views with this name, in any case, quoted as in a query or bare."""
+    """DDL of the tables and views with this name, in any case, quoted or bare; empty if there is none."""
     wanted = table.strip().lower()
     found = [
         relation
         for relation in schema.relations
         if wanted in (relation.name.lower(), relation_sql(relation, schema.dialect).lower())
     ]
-    if not found:
-        raise DataError(f"unknown table {table[:100]!r}: list_tables shows the names")
     tables = tuple(relation for relation in found if isinstance(relation, Table))
     views = tuple(relation for relation in found if isinstance(relation, View))
     return ddl_text(replace(schema, tables=tables, views=views))
