@@ -285,7 +285,9 @@ def test_gold_that_agrees_on_the_database_by_chance_is_listed(
 
 @pytest.mark.parametrize("gold", ["SELECT kg FROM pet WHERE kg < 10", "SELECT kg FROM pet WHERE kg > 24"])
 def test_suspects_show_nothing_hidden(zoo: Databases, executor: SQLExecutor, gold: str) -> None:
-    (found,) = suspects(zoo, executor, gold, ["SELECT kg, name FROM pet WHERE kg > 10"] * 4, hide=["pet.name"])
+    (found,) = suspects(
+        zoo, executor, gold, ["SELECT kg, name FROM pet WHERE kg > 10"] * 4, hide=["pet.name"]
+    )
     assert "column name is hidden" in found["answer_result"] and "kg" in found["gold_result"]
     assert found["tables"]["pet"].splitlines()[0] == "id | kg"
 
