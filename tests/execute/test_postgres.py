@@ -348,7 +348,7 @@ def test_printed_role_is_made_by_the_owner_and_accepted(
         with psycopg.connect(server.url("boss", "y", "sales"), autocommit=True) as owner:
             owner.execute("CREATE TABLE item (id int); INSERT INTO item VALUES (7)")
             before = owner.execute(RIGHTS_OF_PUBLIC).fetchall()
-            assert role(database="sales") == 0
+            assert role(print=True, database="sales") == 0
             printed = capsys.readouterr()
             assert "PUBLIC" not in printed.out
             owner.execute(printed.out)

@@ -247,7 +247,7 @@ def test_what_a_server_refuses_is_said_without_the_password(
 ) -> None:
     with psycopg.connect(postgres_server.admin_url("shop"), autocommit=True) as admin:
         admin.execute("REVOKE SELECT ON branch FROM shop_reader")
-    with pytest.raises(DataError, match=r"no table or view that this role may read .*text2sql-grpo role`"):
+    with pytest.raises(DataError, match=r"no table or view that this role may read .*role --print"):
         read_schema(shop_on_postgres)
     with SQLExecutor(workers=1) as executor:
         assert executor.execute(shop_on_postgres, "SELECT * FROM branch").status == "denied"

@@ -267,7 +267,7 @@ class HardenedPostgres:
             connection.close()
             raise DataError(
                 f"the PostgreSQL role {listed(excess, MAX_RIGHTS_SHOWN)} (at {self._shown});"
-                " use one that can only read tables: `text2sql-grpo role` prints its SQL"
+                " use one that can only read tables: `text2sql-grpo role --print` prints its SQL"
             )
         self._guard = guard_of(definers)
         self._changing = set(changing)

@@ -106,7 +106,7 @@ def read(url: str, *, timeout_s: float) -> Schema:
     if not schema.tables and not schema.views:
         raise DataError(
             f"no table or view that this role may read (in {where}): grant it some, as the SQL of"
-            " `text2sql-grpo role` does"
+            " `text2sql-grpo role --print` does"
         )
     return schema
 
