@@ -23,6 +23,7 @@ from typing import Annotated, Any, Literal, NoReturn, get_args, get_origin, get_
 from dotenv import load_dotenv
 
 from text2sql_grpo import __version__
+from text2sql_grpo.commands.default_config import fields_help
 from text2sql_grpo.commands.options import INTERRUPTED, writing_to
 from text2sql_grpo.config import Config
 from text2sql_grpo.docstrings import described, opening
@@ -130,6 +131,10 @@ class _Parser(argparse.ArgumentParser):
             close = difflib.get_close_matches(invalid[1], re.findall(r"[\w-]+", invalid[2]), n=1)
             message += "".join(f": did you mean {name}?" for name in close)
         super().error(message)
+
+    def format_help(self) -> str:
+        """Help; that of `train` lists the fields of the config too."""
+        return super().format_help() + (fields_help() if self.prog.endswith(" train") else "")
 
 
 def _add_verb(verbs: Any, verb: Callable[..., int]) -> None:

@@ -60,3 +60,16 @@ def config(*, example: Annotated[str, _example] | None = None) -> int:
         default = REQUIRED.get(field.name, field.default)
         print(f"{margin}{key}:" if field.section else f"{margin}{key}: {json.dumps(default, default=str)}")
     return 0
+
+
+def fields_help() -> str:
+    """List every field of the config, for a help text."""
+    lines = ["", "settings:"]
+    for field in config_fields():
+        default = (
+            "required" if field.name in REQUIRED else f"default: {json.dumps(field.default, default=str)}"
+        )
+        about = field.about if field.section else f"{field.about} ({default})"
+        lines.append(f"  {'' if field.section else '--'}{field.name}")
+        lines += textwrap.wrap(about, 100, initial_indent=" " * 8, subsequent_indent=" " * 8)
+    return "\n".join(lines) + "\n"
