@@ -53,9 +53,7 @@ def _option(parameter: inspect.Parameter, about: str) -> str:
 def config() -> str:
     """Page of the fields of a config."""
     lines = ["# Config", "", MADE, ""]
-    lines += [
-        "`text2sql-grpo config > my.yaml` prints these fields as a config with comments. None is `null`."
-    ]
+    lines += ["`text2sql-grpo config > my.yaml` prints these fields as a config with comments."]
     lines += [
         "On the command line any field is an option: `--grpo.learning_rate 1e-5`; `--sft null` leaves out a"
     ]

@@ -64,7 +64,7 @@ class RunConfig:
 
 @checked
 class LoraSettings:
-    """LoRA adapter; the fields are PEFT's. A field of None takes the default of the model's family.
+    """LoRA adapter; the fields are PEFT's. None takes the default of the model's family.
 
     Attributes:
         r: Rank.
@@ -87,7 +87,7 @@ class ModelConfig:
             in hardware, float16 on a GPU and float32 on a CPU.
         quantization: `4bit` loads the frozen weights in 4 bits (NF4, double quantisation, bitsandbytes) and
             needs `lora`. `auto` does so where the platform can, and trains LoRA on plain weights where not.
-        lora: `{}` for the defaults; None trains all weights.
+        lora: Without this section all weights are trained; `{}` takes all defaults.
         frozen_layers: Number of first layers that GRPO leaves as they are, with their part of an adapter.
             The model keeps more of what it knew then (docs/losses.md).
         attn_implementation: Name in transformers. `auto` takes FlashAttention where it is installed and
@@ -458,7 +458,7 @@ class ConfigField:
 
     Attributes:
         name: Dotted, such as `run.seed`.
-        about: Its meaning, from the docstrings, and the allowed names.
+        about: Its meaning, from the docstrings with null for None, and the allowed names.
         default: Its default; `dataclasses.MISSING` if required.
         section: Its dataclass if it is a section; None if it is a value.
     """
@@ -481,7 +481,7 @@ def config_fields(section: type = Config, prefix: str = "") -> Iterator[ConfigFi
         text += f" {about.get(f.name, '')}" if not nested or default is None else ""
         if get_origin(kind) is Literal:
             text += f" One of {', '.join(f'`{choice}`' for choice in get_args(kind))}."
-        yield ConfigField(name, " ".join(text.split()), default, nested)
+        yield ConfigField(name, " ".join(re.sub(r"\bNone\b", "null", text).split()), default, nested)
         if nested:
             yield from config_fields(nested, f"{name}.")
 
