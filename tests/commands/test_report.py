@@ -225,15 +225,22 @@ def test_an_evaluation_and_collected_episodes_have_pages(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = write_run(tmp_path / "run")
-    (run / EVALUATION).rename(tmp_path / "e.json")
+    record = json.loads((run / EVALUATION).read_text("utf-8"))
+    share = record["sets"]["dev"]["overall"]["strict"]
+    names = ("mean", "vote", "soft_vote", "oracle")
+    record["sets"]["dev"]["samples"] = {"samples": 2, **dict.fromkeys(names, share)}
+    del record["before"]
+    (tmp_path / "e.json").write_text(json.dumps(record), encoding="utf-8")
     (run / "evaluation.jsonl").rename(tmp_path / "e.jsonl")
     assert main(["view", str(tmp_path / "e.json"), "--no-browser"]) == 0
     assert capsys.readouterr().out.strip() == str(tmp_path / "e.html")
     data = data_of(tmp_path / "e.html")
     assert (data["name"], len(data["answers"]), data["groups"]) == ("e", 6, [])
+    assert [row["name"] for row in data["samples"]] == ["dev"]
     rows = [json.loads(line) for line in (run / ROLLOUTS).read_text().splitlines()]
     data = data_of(write_page(tmp_path / "c.html", episodes_report("c", rows, Databases({}))))
     assert [len(group["episodes"]) for group in data["groups"]] == [4] * 6
+    assert data["result"] == "8 of 24 episodes right"
 
 
 def test_runs_are_shown_live_on_this_machine_alone(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from text2sql_grpo.evaluation.skills import skills
 from text2sql_grpo.evaluation.statistics import Accuracy, database_counts, interval_unit
 from text2sql_grpo.files import read_json, read_jsonl, write_text
 from text2sql_grpo.grading.verdict import REASONS
+from text2sql_grpo.phrases import many
 from text2sql_grpo.reporting.accuracy_tables import sample_shares
 from text2sql_grpo.reporting.run_findings import findings, grouped, read_logs
 from text2sql_grpo.run_folder import (
@@ -140,7 +141,9 @@ def comparison_report(name: str, record: Record, base: Sequence[Record], trained
 
 def episodes_report(name: str, episodes: Sequence[Record], databases: Databases) -> Record:
     """Data of the page of collected episodes."""
-    return _report(name, {}, databases, episodes=[row | {"step": 0} for row in episodes])
+    report = _report(name, {}, databases, episodes=[row | {"step": 0} for row in episodes])
+    right = sum(bool(row.get("strict")) for row in episodes)
+    return report | {"result": f"{right} of {many(len(episodes), 'episode')} right"}
 
 
 def write_page(path: Path, *reports: Record) -> Path:
@@ -241,7 +244,7 @@ def _samples(evaluation: Mapping[str, Any]) -> list[Record]:
     stages = {"before": evaluation.get("before", {}).get("sets", {}), "after": evaluation.get("sets", {})}
     return [
         {
-            "name": f"{name}, {stage}",
+            "name": f"{name}, {stage}" if stages["before"] else name,
             "k": sets[name]["samples"]["samples"],
             "shares": {title: one["accuracy"] for title, one in sample_shares(sets[name]).items()},
         }
