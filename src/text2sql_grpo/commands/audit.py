@@ -43,9 +43,9 @@ def data(
     Args:
         file: Questions: JSONL, CSV, or the JSON of Spider or BIRD.
         db: Their databases: a folder, a file or a URL, as data.databases.
-        against: Questions of other splits.
+        against: Question files of other splits, to find leaks.
         config: YAML whose environment writes the prompts; default: the defaults.
-        test_databases: Test databases to make of each gold query, half a second for all at first; 0 for none.
+        test_databases: Test databases to make for each gold query, half a second the first time; 0 for none.
         slow_s: Seconds a gold may take.
         max_prompt_tokens: Tokens a prompt may have.
         quarantine: File to write ids and reasons to, for data.quarantine.

@@ -57,7 +57,7 @@ def collect(
         seed: Random seed of sampling.
         keep: Write the chats that pass these filters next to --out, as NAME.FILTER.jsonl.
         parallel: Concurrent episodes at --base_url.
-        retries: Retries of one request.
+        retries: How often a failed request is sent again.
         timeout_s: Seconds for one request.
         key_variable: Environment variable of the endpoint's key.
     """

@@ -32,7 +32,7 @@ def compare(
     Args:
         base: Model folder, adapter, checkpoint or Hub id; or answers: .jsonl, an evaluation's .json, or a
             run folder.
-        trained: Another one, as for base.
+        trained: The same of the other model.
         more: Further runs; then all must be folders of finished runs.
         num_samples: N of each held-out set.
         config: Default: config.yaml around the trained model or the base.

@@ -134,7 +134,7 @@ def teach(
     retries: Retries = 5,
     timeout_s: Seconds = 120.0,
 ) -> int:
-    """Let a teacher model word questions for gold queries; another sample must agree.
+    """Let a teacher model word questions for gold queries; its SQL for a question must agree.
 
     Prints first what would leave this machine, and exits with 2 without --yes. Exits with 1 if no question
     was kept. Every request is logged in OUT_log.jsonl; run again, it asks only what was not answered.
@@ -153,7 +153,7 @@ def teach(
         seed: Random seed; also the style of the first question.
         price_per_million: Price of a million tokens read, and of a million written.
         parallel: Concurrent gold queries.
-        retries: Retries of one request.
+        retries: How often a failed request is sent again.
         timeout_s: Seconds for one request.
     """
     from text2sql_grpo.evaluation.endpoint import Endpoint

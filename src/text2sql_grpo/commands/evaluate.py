@@ -47,7 +47,7 @@ def evaluate(
         model: Name of the model at --base_url.
         num_samples: N questions of each held-out set, evenly spaced, with a line for each; default:
             data.test_samples, without lines.
-        samples: Number of answers to sample of each question too, for votes; default: evaluation.samples.
+        samples: Answers to sample of each question, next to the greedy one; default: evaluation.samples.
         config: Default: config.yaml in the folder around the model.
         sets: Held-out sets; default: all of the config.
         metrics: Columns of the table; default: the accuracies strict and official. ves adds BIRD's R-VES:

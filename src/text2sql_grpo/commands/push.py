@@ -32,7 +32,7 @@ def push(
         report: Push a run's page, report.html, with its model; it holds questions and rows of the database.
         dry_run: List the files that would be sent, with their sizes, and send nothing; needs no token.
         audit: Output of `audit data --json` for a model's card; default: audit*.json of the run.
-        allow: Findings of the search for secrets that are none, as it names them; * stands for any text.
+        allow: Findings of the search for secrets to send all the same, as it names them; * is any text.
     """
     check_one_of(folder=folder, run_folder=run_folder)
     if folder is None and audit:

@@ -19,9 +19,9 @@ def sft(
     Example: `text2sql-grpo sft --config my.yaml --questions golds.jsonl --out runs/tuned`
 
     Args:
-        config: YAML; its sections model and sft are used.
-        questions: Questions whose gold queries are demonstrated.
-        chats: Chats, as collect --keep writes them.
+        config: YAML of the run.
+        questions: Questions whose gold queries are demonstrated; default: sft.questions.
+        chats: Chats, as collect --keep writes them; default: sft.chats.
         out: Folder to write; default: the run folder's name with -sft.
         resume: Checkpoint to resume from; auto: the newest of --out.
     """
