@@ -40,7 +40,10 @@ def duckdb_file(tmp_path_factory: pytest.TempPathFactory) -> str:
     path = tmp_path_factory.mktemp("duckdb") / "shop.duckdb"
     with duckdb.connect(str(path)) as connection:
         connection.execute("CREATE TABLE t AS SELECT 1 AS n, TIMESTAMP '2020-01-01' AS born")
-        connection.execute("CREATE VIEW dice AS SELECT random(); CREATE MACRO throw() AS random()")
+        connection.execute(
+            "CREATE VIEW dice AS SELECT random(); CREATE MACRO throw() AS random();"
+            " CREATE VIEW throws AS FROM range(CAST(99 * random() AS INT))"
+        )
     os.utime(path, (LONG_AGO, LONG_AGO))
     return f"duckdb:///{path}"
 
@@ -125,6 +128,9 @@ def test_sqlite_result_that_never_changes_runs_once(database: Path, executor: SQ
         ("FROM dice", False),
         ("SELECT throw()", False),
         ("FROM generate_series(1, 1 + CAST(99 * random() AS INT))", False),
+        ("FROM range(DATE '2020-01-01', current_date, INTERVAL 1 YEAR)", False),
+        ("FROM range(CAST(throw() AS INT))", False),
+        ("FROM throws", False),
         ("FROM t USING SAMPLE 1", False),
         ("FROM duckdb_memory()", False),
         ("PIVOT t ON n USING max(random())", False),

@@ -343,6 +343,8 @@ def test_results_that_change_are_volatile(path: Path, sql: str) -> None:
         "SELECT count(*) FROM ward WHERE id > (SELECT id FROM ward WHERE name = 'Surgery')",
         "SELECT pi(), range FROM range(3)",
         "SELECT key FROM json_each('{\"a\": 1}')",
+        "SELECT name FROM ward, unnest(string_split(name, ' '))",
+        "FROM generate_series(DATE '2020-01-01', DATE '2020-02-01', INTERVAL 1 DAY)",
     ],
 )
 def test_results_that_stay_are_not_volatile(database: HardenedDuckDB, sql: str) -> None:
