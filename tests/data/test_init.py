@@ -11,10 +11,13 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.databases import sqlite_file
 from text2sql_grpo.commands import main
 from text2sql_grpo.config import load_config
 from text2sql_grpo.models.hardware import GIB
-from text2sql_grpo.run.new_project import can_train_coder, minutes_for, size_for
+from text2sql_grpo.run.new_project import can_train_coder, minutes_for, size_for, write_config
+from text2sql_grpo.sql import SQLExecutor
+from text2sql_grpo.synthesis.profile import SAMPLE_ROWS, TIMEOUT_S, Profile
 
 SHOP = """
 CREATE TABLE stg_customers (id INTEGER PRIMARY KEY, name TEXT, city TEXT, joined TEXT);
@@ -62,6 +65,21 @@ def test_init_writes_a_folder_that_can_be_trained_on(
     assert len(rows) > 100 and {"dev", "demonstrations"} <= set(files)
     golds = [{json.loads(line)["gold_sql"] for line in lines} for lines in files.values()]
     assert sum(map(len, golds)) == len(set().union(*golds))
+
+
+def test_queries_on_large_tables_get_the_time_that_gold_queries_may_take(tmp_path: Path) -> None:
+    limits = []
+    for n_rows in (20, SAMPLE_ROWS + 1):
+        script = f"""CREATE TABLE reading AS WITH RECURSIVE r (n) AS
+            (SELECT 1 UNION ALL SELECT n + 1 FROM r WHERE n < {n_rows}) SELECT n, n % 9 AS level FROM r;"""
+        file = sqlite_file(tmp_path / f"{n_rows}.sqlite", script)
+        with SQLExecutor() as executor:
+            profile = Profile(executor, file)
+        config = tmp_path / f"{n_rows}.yaml"
+        size = size_for({"type": "cpu", "memory_bytes": 0})
+        assert write_config(config, profile, size, 1.0, database=str(file), files=[])
+        limits.append(load_config(config).environment.limits.timeout_s)
+    assert limits[0] < TIMEOUT_S < limits[1]
 
 
 @pytest.mark.thorough

@@ -205,7 +205,8 @@ def checked_golds(
 
 def _gold_fault(example: Example, outcome: ExecutionOutcome) -> str:
     if not outcome.is_ok:
-        return f"{outcome.status}: {outcome.error}"
+        hint = "; raise environment.limits.timeout_s" if outcome.status == "timeout" else ""
+        return f"{outcome.status}: {outcome.error}{hint}"
     if outcome.is_truncated:
         return f"more than the limits allow; cut after {len(outcome.rows)} rows"
     if bool(outcome.rows) == example.gold_is_empty:

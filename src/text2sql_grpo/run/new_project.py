@@ -12,7 +12,7 @@ from text2sql_grpo.bundled import ROOT
 from text2sql_grpo.files import parse_yaml, write_text
 from text2sql_grpo.sql.schema_text import compact_text, estimated_tokens
 from text2sql_grpo.synthesis.generator import QuestionSet
-from text2sql_grpo.synthesis.profile import Profile, TableProfile
+from text2sql_grpo.synthesis.profile import SAMPLE_ROWS, TIMEOUT_S, Profile, TableProfile
 
 _GIB = 1 << 30
 
@@ -125,6 +125,8 @@ def write_config(
     tree["model"].pop("frozen_layers", None)  # the model may have fewer
     if estimated_tokens(compact_text(profile.schema)) > _PROMPT_TOKENS and not size.gpu_gib:
         tree["environment"] |= {"max_schema_tokens": _PROMPT_TOKENS, "max_episode_tokens": 1000}
+    if any(one.n_rows > SAMPLE_ROWS for one in profile.tables.values()):  # gold queries may take as long
+        tree["environment"].setdefault("limits", {})["timeout_s"] = 2 * TIMEOUT_S
     if size.example == _CODER:
         tree["grpo"] |= {"max_steps": _CODER_GRPO_STEPS, "gradient_accumulation_steps": 4, "warmup_steps": 1}
         tree["evaluation"] |= {"every": 4, "schedule_samples": 30} if "dev" in files else {}
