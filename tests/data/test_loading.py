@@ -631,6 +631,18 @@ def test_rows_of_another_format_may_have_an_empty_result(
     assert len(load_examples(shards[1], databases, executor)) == 1
 
 
+def test_gold_queries_that_take_long_are_counted_and_a_late_one_names_the_limit(
+    tmp_path: Path, databases: Databases, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(loading, "LINE_EVERY_S", -1.0)
+    caplog.set_level("INFO")
+    endless = "WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT COUNT(*) FROM n"
+    file = write(tmp_path / "late.jsonl", *(row(i) for i in range(70)), row(70, gold_sql=endless))
+    with SQLExecutor(Limits(timeout_s=0.5)) as executor, pytest.raises(DataError, match=r"limits\.timeout_s"):
+        load_examples(file, databases, executor)
+    assert "Gold queries run: 64" in caplog.text
+
+
 def test_a_file_that_changes_later_is_refused(shards: list[Path]) -> None:
     examples = ExamplesOnDisk(shards)
     write(shards[1], row(3), row(4, gold_sql="SELECT 2"))

@@ -2,6 +2,7 @@
 
 import glob
 import logging
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import replace
 from itertools import islice
@@ -19,7 +20,8 @@ from text2sql_grpo.sql import ExecutionOutcome, SQLExecutor
 from text2sql_grpo.sql.address import Database
 
 MAX_GOLDS_SHOWN = 5
-GOLDS_PER_BATCH = 256  # their rows are in memory together
+GOLDS_PER_BATCH = 64  # their rows are in memory together
+LINE_EVERY_S = 15.0  # between lines of progress
 
 _logger = logging.getLogger(__name__)
 
@@ -172,8 +174,7 @@ def checked_golds(
     Raises:
         DataError: At the end, if any gold is wrong; see `load_examples`.
     """
-    faults = []
-    num_golds = 0
+    faults, num_golds, last_line = [], 0, time.monotonic()
     questions = iter(questions)
     while batch := list(islice(questions, GOLDS_PER_BATCH)):
         asked = [
@@ -183,6 +184,9 @@ def checked_golds(
         ]
         num_golds += len(asked)
         outcomes = executor.execute_many([(database, sql) for _, database, sql, _ in asked])
+        if time.monotonic() - last_line > LINE_EVERY_S:
+            last_line = time.monotonic()
+            _logger.info("Gold queries run: %d", num_golds)
         for (question, database, sql, is_first), outcome in zip(asked, outcomes, strict=True):
             example = question.example
             if outcome.is_truncated and GoldResult.of(executor, database, sql).is_usable:
