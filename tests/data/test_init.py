@@ -217,3 +217,14 @@ def test_init_with_a_model_follows_the_config_of_an_instruct_model(
     assert config.sft is not None and config.sft.max_steps == 16
     assert (config.grpo["max_steps"], config.evaluation.keep) == (8, "best")
     assert str(config.data.databases) == str(shop)
+
+
+@pytest.mark.parametrize("verb", ["init", "data make --databases", "data words --databases"])
+def test_a_place_that_cannot_be_written_is_one_line(
+    shop: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], verb: str
+) -> None:
+    taken = tmp_path / "taken"
+    taken.write_text("a file")
+    out = taken / "words.yaml" if "words" in verb else taken
+    assert main([*verb.split(), str(shop), "--out", str(out)]) == 1
+    assert capsys.readouterr().err.splitlines()[-1] == f"error: cannot write to {out}: File exists ({taken})"

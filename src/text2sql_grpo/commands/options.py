@@ -183,16 +183,18 @@ def importing() -> Iterator[None]:
 
 @contextmanager
 def writing_to(place: Path) -> Iterator[None]:
-    """Turn a full disk into a RunError that names the file, or `place` if the error names none."""
+    """Turn a full disk, and a `place` or parent of it that cannot be made, into a RunError that names it."""
     try:
         yield
     except RunError:
         raise
     except Exception as error:
-        if not _is_full_disk(error):
-            raise
         where = getattr(error, "filename", None) or place
-        raise RunError(f"disk full while writing {where}") from error
+        if _is_full_disk(error):
+            raise RunError(f"disk full while writing {where}") from error
+        if isinstance(error, OSError) and place != Path() and place.is_relative_to(str(where)):
+            raise RunError(f"cannot write to {place}: {error.strerror} ({where})") from error
+        raise
 
 
 def _is_full_disk(error: BaseException) -> bool:
