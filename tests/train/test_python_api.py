@@ -295,6 +295,27 @@ def test_the_trainer_neither_evaluates_by_itself_nor_sends_its_rows_to_the_hub(m
             trainer.push_to_hub()
 
 
+@pytest.mark.parametrize("samples", [1, 2])
+def test_an_evaluation_in_a_callback_changes_nothing_in_training(samples: int, model: str) -> None:
+    class Evaluates(TrainerCallback):
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            trainer.model.train()
+            t2s.evaluate(trainer, env, ROWS[:1], samples=samples)
+            assert trainer.model.training
+
+    sampled = []
+    with small() as env:
+        for callbacks in ([], [Evaluates()]):
+            trainer = t2s.SQLGRPOTrainer(
+                model, env, train_dataset=ROWS, args=arguments(max_steps=3), callbacks=callbacks
+            )
+            trainer.train()
+            lines = Path("run/rollouts.jsonl").read_text().splitlines()
+            sampled.append([json.loads(line)["completion_ids"] for line in lines])
+            shutil.rmtree("run")
+    assert sampled[0] == sampled[1]
+
+
 def test_training_by_epochs_is_evaluated_at_its_ends(model: str) -> None:
     with small() as env:
         args = arguments(max_steps=-1, num_train_epochs=1)

@@ -267,20 +267,21 @@ class Environment:
             return served_episodes(
                 examples, self.sessions, model, temperature=temperature, seed=seed, on_end=on_end
             )
-        from text2sql_grpo.evaluation.sampler import Sampler, local_episodes, open_sampler
+        from text2sql_grpo.evaluation.sampler import Sampler, local_episodes, open_sampler, undisturbed
 
-        if not isinstance(model, Sampler):
-            rollout, evaluation = rollout or RolloutConfig(), evaluation or EvaluationConfig()
-            model = open_sampler(
-                model,
-                self.sessions,
-                temperature=temperature,
-                engine=rollout.engine,
-                batch_size=evaluation.batch_size,
-                bf16=evaluation.bf16,
-                template_options=template_options,
-            )
-        local_episodes(examples, self.sessions, model, seed=seed if temperature else None, on_end=on_end)
+        with undisturbed(model.model):
+            if not isinstance(model, Sampler):
+                rollout, evaluation = rollout or RolloutConfig(), evaluation or EvaluationConfig()
+                model = open_sampler(
+                    model,
+                    self.sessions,
+                    temperature=temperature,
+                    engine=rollout.engine,
+                    batch_size=evaluation.batch_size,
+                    bf16=evaluation.bf16,
+                    template_options=template_options,
+                )
+            local_episodes(examples, self.sessions, model, seed=seed if temperature else None, on_end=on_end)
         return []
 
     def close(self) -> None:

@@ -1,11 +1,11 @@
 """Episodes of a local model, by the engine of training."""
 
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
-from accelerate.utils import set_seed
+import torch
 
 from text2sql_grpo.data.example import Example
 from text2sql_grpo.environment.episode import Episode
@@ -55,6 +55,19 @@ def measured_chat(
     return chat
 
 
+@contextmanager
+def undisturbed(model: Any) -> Iterator[None]:
+    """Restore the mode of a model, None for none, and torch's random state at the end of the context."""
+    was_training = model is not None and model.training
+    devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
+    try:
+        with torch.random.fork_rng(devices):
+            yield
+    finally:
+        if was_training:
+            model.train()
+
+
 def open_sampler(
     policy: LoadedPolicy,
     sessions: SQLEnvironment,
@@ -88,7 +101,7 @@ def local_episodes(
     settings = sessions.settings
     budgets = Budgets(settings.max_turn_tokens, settings.max_episode_tokens, sampler.context_tokens)
     if seed is not None:
-        set_seed(seed)
+        torch.manual_seed(seed)
     model = sampler.model
     with nullcontext() if model is None else inference_autocast(model, bf16=sampler.bf16):
         for start in range(0, len(examples), _SESSIONS_AT_ONCE):

@@ -7,7 +7,6 @@ from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.console import Console
 from rich.text import Text
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState
@@ -85,21 +84,14 @@ class EvaluationSchedule(TrainerCallback):
 
     def _answers(self) -> list[Answer]:
         """Answer greedily with the current weights, without effect on training; all answers on every rank."""
-        trainer, model = self.trainer, self.trainer.model
-        devices = [model.device.index] if model.device.type == "cuda" else []
-        was_training = model.training
-        rank, world_size = ranks.rank(), ranks.world_size()
-        try:
-            with ExitStack() as stack:
-                for callback in trainer.callback_handler.callbacks:
-                    if isinstance(callback, Alerts):
-                        stack.enter_context(callback.paused())
-                stack.enter_context(torch.random.fork_rng(devices))
-                policy = stack.enter_context(trl_compat.unwrapped_model(trainer))
-                loaded = LoadedPolicy(policy, trainer.processing_class, "")
-                shares = ranks.gather(self.answer(self.questions[rank::world_size], loaded))
-        finally:
-            model.train(was_training)
+        trainer, rank, world_size = self.trainer, ranks.rank(), ranks.world_size()
+        with ExitStack() as stack:
+            for callback in trainer.callback_handler.callbacks:
+                if isinstance(callback, Alerts):
+                    stack.enter_context(callback.paused())
+            policy = stack.enter_context(trl_compat.unwrapped_model(trainer))
+            loaded = LoadedPolicy(policy, trainer.processing_class, "")
+            shares = ranks.gather(self.answer(self.questions[rank::world_size], loaded))
         return [shares[i % world_size][i // world_size] for i in range(len(self.questions))]
 
 
