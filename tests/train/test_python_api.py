@@ -215,10 +215,19 @@ def test_a_used_folder_is_refused_and_a_resumed_one_repeats_no_line(model: str) 
     [
         "reward",
         "on_step_end",
-        *(pytest.param(one, marks=pytest.mark.thorough) for one in ("part", "on_step_begin", "on_log")),
+        *(
+            pytest.param(one, marks=pytest.mark.thorough)
+            for one in ("part", "server", "on_step_begin", "on_log")
+        ),
     ],
 )
 def test_a_run_that_failed_resumes_with_the_questions_of_the_failed_step(where: str, model: str) -> None:
+    errors = {
+        "reward": RewardError("a reward failed"),
+        "server": t2s.RunError("a server is gone"),
+        "part": ZeroDivisionError(),
+    }
+
     class Fails(TrainerCallback):
         pass
 
@@ -243,12 +252,12 @@ def test_a_run_that_failed_resumes_with_the_questions_of_the_failed_step(where: 
         play = failing.play.play
 
         def fail_in_play(*args: Any) -> Any:
-            if failing.state.global_step == 2 and where in ("reward", "part"):
-                raise RewardError("a reward failed") if where == "reward" else ZeroDivisionError
+            if failing.state.global_step == 2 and where in errors:
+                raise errors[where]
             return play(*args)
 
         failing.play.play = fail_in_play  # type: ignore[method-assign]
-        with pytest.raises(RewardError if where == "reward" else ZeroDivisionError) as caught:
+        with pytest.raises(type(errors.get(where, errors["part"]))) as caught:
             failing.train()
         assert "checkpoint-2 holds the steps before" in "".join(format_exception(caught.value))
         trainer().train(resume_from_checkpoint=True)
@@ -367,6 +376,8 @@ def test_a_base_in_memory_is_merged_as_it_is(model: str) -> None:
         ({"temperature": float("inf")}, "temperature"),
         ({"seed": -1}, "seed"),
         ({"rewards": ["exection"]}, "execution"),
+        ({"evaluation": {"batch_size": 1}}, "evaluation must be of type"),
+        ({"rollout": "slots"}, "rollout must be of type"),
     ],
 )
 def test_wrong_numbers_of_an_evaluation(options: dict[str, Any], name: str, model: str) -> None:
@@ -513,6 +524,7 @@ def test_a_wrong_argument_of_a_function_is_named_with_both_types(model: str) -> 
         "path must be of type str | pathlib.Path, got dict": lambda: t2s.load_config({}),  # type: ignore[arg-type]
         "unknown key run.step": lambda: t2s.load_config(path, ["--run.step", 2]),  # type: ignore[list-item]
         "databases must be of type Databases, got str": lambda: t2s.load_examples(ROWS, "a.db", executor),  # type: ignore[arg-type]
+        "limits must be of type Limits, got dict": lambda: t2s.SQLExecutor({"timeout_s": 1}),  # type: ignore[arg-type]
         "parallel must be >= 1, got 0": lambda: t2s.Endpoint("http://x/v1", "m", parallel=0),
     }
     for reason, call in calls.items():

@@ -17,7 +17,7 @@ from text2sql_grpo.data.loading import load_examples, read_quarantine
 from text2sql_grpo.data.shards import ExamplesOnDisk, load_shards, shard_files
 from text2sql_grpo.environment.episode import CURES, Episode
 from text2sql_grpo.environment.session import EnvironmentSettings, SQLEnvironment
-from text2sql_grpo.errors import ConfigError, DataError, ModelError, RunError
+from text2sql_grpo.errors import ConfigError, DataError, ModelError, RunError, check_type
 from text2sql_grpo.evaluation.endpoint import Endpoint, served_episodes
 from text2sql_grpo.evaluation.evidence import with_evidence
 from text2sql_grpo.evaluation.published import with_published
@@ -177,6 +177,8 @@ class Environment:
             RunError: See `served_episodes` and `Judge.judge`.
         """
         self.check_open()
+        check_type("rollout", rollout, RolloutConfig | None)
+        check_type("evaluation", evaluation, EvaluationConfig | None)
         Sampling(samples=samples, temperature=temperature, seed=seed)
         examples = [example for example in questions for _ in range(samples)]
         judge = self.judge(None if rewards is None else reward_mix(rewards))

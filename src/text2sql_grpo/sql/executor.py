@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Self
 from urllib.parse import urlsplit
 
-from text2sql_grpo.errors import DataError, ServerGoneError
+from text2sql_grpo.errors import DataError, ServerGoneError, check_type
 from text2sql_grpo.phrases import listed
 from text2sql_grpo.sql.address import Kind, parse_address
 from text2sql_grpo.sql.cache import Key, ResultCache, normalised
@@ -67,6 +67,7 @@ class SQLExecutor:
         Raises:
             RunError: The required sandbox is not there.
         """
+        check_type("limits", limits, Limits)
         if workers < 1:
             raise ValueError(f"workers must be an int >= 1, got {workers}")
         self.limits = limits

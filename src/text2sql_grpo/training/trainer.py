@@ -19,7 +19,7 @@ from trl import GRPOTrainer
 
 from text2sql_grpo import trl_compat
 from text2sql_grpo.config import RolloutConfig
-from text2sql_grpo.errors import ConfigError, RewardError, RunError, ServerGoneError
+from text2sql_grpo.errors import ConfigError, RunError
 from text2sql_grpo.reliability.bad_steps import BadSteps
 from text2sql_grpo.reliability.checkpoints import Checkpoints
 from text2sql_grpo.reliability.ranks import gather, is_distributed
@@ -283,22 +283,23 @@ class RolloutGRPOTrainer(GRPOTrainer):
         A checkpoint without a step left is loaded, and its step is the result.
 
         Raises:
-            RewardError: A reward function failed.
-            ServerGoneError: A database server does not answer.
+            RunError: A reward function failed, a server does not answer, or the like; names the checkpoint.
         """
         found = resume_from_checkpoint
         if found is True:
             found = get_last_checkpoint(self.args.output_dir)
         if found and trl_compat.load_finished(self, Path(found)):
             return TrainOutput(self.state.global_step, 0.0, {})
+        self._checkpoints.begun_at = None
         try:
             return super().train(resume_from_checkpoint, **options)
-        except (RewardError, ServerGoneError) as error:
-            raise type(error)(f"{error}; {self.saved_steps()}") from error
-        except RunError:
-            raise
-        except Exception as error:  # of a callback, a part of the step, or the memory
-            error.add_note(self.saved_steps())
+        except Exception as error:
+            if self._checkpoints.begun_at is None:  # before the first step
+                raise
+            saved = self.saved_steps()
+            if isinstance(error, RunError):
+                raise type(error)(f"{error}; {saved}") from error
+            error.add_note(saved)  # of a callback, a part of the step, or the memory
             raise
 
     def saved_steps(self) -> str:
