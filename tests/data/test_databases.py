@@ -422,3 +422,12 @@ def test_places_without_databases(
 def test_only_one_database_is_opened_by_an_address(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="one database is needed, got none"):
         open_address(tmp_path)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs FIFOs")
+@pytest.mark.parametrize("name", ["shop.csv", "shop.sql", "shop.jsonl"])
+def test_a_fifo_is_refused_and_not_waited_for(tmp_path: Path, name: str) -> None:
+    os.mkfifo(tmp_path / name)
+    for place in (tmp_path / name, tmp_path):
+        with pytest.raises(DataError, match="give a folder of"):
+            open_address(place)

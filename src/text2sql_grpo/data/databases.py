@@ -166,12 +166,14 @@ def _kind(path: Path) -> str:
     The file's first bytes decide between the last two, else its suffix.
     """
     suffix = path.suffix.lower()
-    if path.is_dir() or suffix in ROW_FILES:
+    if path.is_dir():
+        return "rows"
+    if not os.path.isfile(path):  # reading a FIFO would wait forever
+        return ""
+    if suffix in ROW_FILES:
         return "rows"
     if suffix == ".sql":
         return "sql"
-    if not os.path.isfile(path):
-        return ""
     with suppress(OSError), path.open("rb") as file:  # the engine reports it
         first = file.read(16)
         if first == b"SQLite format 3\0":
@@ -199,7 +201,7 @@ def _row_files(folder: Path) -> list[Path]:
     if _in_folder(folder):
         return []
     files = (path for path in folder.iterdir() if not path.name.startswith((".", "~$")))
-    return sorted(path for path in files if path.suffix.lower() in ROW_FILES)
+    return sorted(path for path in files if path.suffix.lower() in ROW_FILES and path.is_file())
 
 
 def _built(source: Database) -> Database:
