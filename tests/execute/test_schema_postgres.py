@@ -1,3 +1,6 @@
+import socket
+import struct
+import threading
 import time
 from collections.abc import Callable
 from contextlib import closing
@@ -244,3 +247,25 @@ def test_generated_columns_labels_domains_and_unique_keys(make: Callable[[str], 
     }
     assert columns["fee"].is_nullable and not columns["fee"].accepts_null and columns["price"].accepts_null
     assert "fee fee," in ddl_text(read_schema(url))
+
+
+def test_a_server_that_falls_silent_is_given_up() -> None:
+    ready = b"R" + struct.pack(">ii", 8, 0)
+    for name, value in ((b"server_version", b"15.3"), (b"client_encoding", b"UTF8")):
+        ready += b"S" + struct.pack(">i", 6 + len(name) + len(value)) + name + b"\0" + value + b"\0"
+    ready += b"Z" + struct.pack(">i", 5) + b"I"
+
+    def serve() -> None:
+        with listener.accept()[0] as client:
+            client.recv(4096)
+            client.sendall(ready)
+            while client.recv(4096):
+                pass
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=serve)
+        thread.start()
+        url = f"postgresql://reader@127.0.0.1:{listener.getsockname()[1]}/shop?sslmode=disable&gssencmode=disable"
+        with pytest.raises(DataError, match=r"schema of database shop on .* took longer than 0\.5 s"):
+            read_schema(url, timeout_s=0.5)
+        thread.join()

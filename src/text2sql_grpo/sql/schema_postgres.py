@@ -1,7 +1,9 @@
 """Schema of a PostgreSQL database, from its catalog, in one read-only transaction."""
 
+import socket
 import time
 from contextlib import closing
+from threading import Timer
 from typing import TYPE_CHECKING, Any
 
 from text2sql_grpo.errors import DataError, needs_extra
@@ -84,7 +86,7 @@ def read(url: str, *, timeout_s: float) -> Schema:
     with needs_extra("postgresql", "a PostgreSQL database"):
         import psycopg
 
-        from text2sql_grpo.sql.postgres_database import connected
+        from text2sql_grpo.sql.postgres_database import GRACE_S, connected
     try:
         parts = psycopg.conninfo.conninfo_to_dict(url)
     except psycopg.ProgrammingError:
@@ -93,13 +95,20 @@ def read(url: str, *, timeout_s: float) -> Schema:
             "malformed PostgreSQL URL: write one such as postgresql://reader@localhost/sales"
         ) from None
     where = f"database {parts.get('dbname', 'of the user')} on {parts.get('host', 'this machine')}"
+    deadline = time.monotonic() + timeout_s
     try:
         with closing(connected(url)) as connection:
             connection.read_only = True
-            schema = _schema(connection, timeout_s)
-    except (psycopg.errors.QueryCanceled, TimeoutError) as error:
-        raise DataError(f"reading the schema of {where} took longer than {timeout_s:g} s") from error
-    except (psycopg.Error, UnicodeError) as error:
+            end = Timer(timeout_s + GRACE_S, _shut, [connection])  # the server may not keep its own limit
+            end.start()
+            try:
+                schema = _schema(connection, timeout_s)
+            finally:
+                end.cancel()
+    except (psycopg.Error, UnicodeError, TimeoutError) as error:
+        late = (psycopg.errors.QueryCanceled, TimeoutError)
+        if isinstance(error, late) or time.monotonic() > deadline + GRACE_S:
+            raise DataError(f"reading the schema of {where} took longer than {timeout_s:g} s") from error
         text = one_line(str(error))
         hint = f": {NO_PASSWORD}" if "password" in text else ""
         raise DataError(f"cannot read the PostgreSQL schema: {text} (at {where}){hint}") from error
@@ -109,6 +118,11 @@ def read(url: str, *, timeout_s: float) -> Schema:
             " `text2sql-grpo role --print` does"
         )
     return schema
+
+
+def _shut(connection: "Connection[tuple[Any, ...]]") -> None:
+    with socket.fromfd(connection.fileno(), socket.AF_INET, socket.SOCK_STREAM) as copy:
+        copy.shutdown(socket.SHUT_RDWR)
 
 
 def _schema(connection: "Connection[tuple[Any, ...]]", timeout_s: float) -> Schema:
