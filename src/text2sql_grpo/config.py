@@ -36,6 +36,7 @@ from text2sql_grpo.docstrings import described, opening
 from text2sql_grpo.environment.session import EnvironmentSettings
 from text2sql_grpo.errors import ConfigError, check_type
 from text2sql_grpo.files import BoundedLoader, parse_yaml
+from text2sql_grpo.sql.address import holds_password
 
 if TYPE_CHECKING:
     from text2sql_grpo.rewards import RewardMix
@@ -236,8 +237,7 @@ class GradingConfig:
     nulls: Literal["observed", "declared"] = "observed"
 
     def __post_init__(self) -> None:
-        host = (self.server_url or "").partition("://")[2].rpartition("@")[0]
-        if ":" in host or "password=" in (self.server_url or ""):
+        if holds_password(self.server_url or ""):
             raise ValueError("server_url must not contain a password: put it into PGPASSWORD or ~/.pgpass")
 
 
@@ -269,6 +269,8 @@ class MCPConfig:
     def __post_init__(self) -> None:
         if (self.command is None) == (self.url is None):
             raise ValueError(f"set exactly one of command and url, got command={self.command} url={self.url}")
+        if holds_password(self.url or ""):
+            raise ValueError("url must not contain a password: put a token into a variable, token_variable")
 
 
 @checked

@@ -12,7 +12,7 @@ from text2sql_grpo.data.row_files import ROW_FILES, build_from_rows
 from text2sql_grpo.errors import DataError
 from text2sql_grpo.files import draft
 from text2sql_grpo.phrases import listed
-from text2sql_grpo.sql.address import DUCKDB_FILES, Database, parse_address
+from text2sql_grpo.sql.address import DUCKDB_FILES, Database, holds_password, parse_address
 
 CACHE_VARIABLE = "TEXT2SQL_GRPO_CACHE"
 MAX_NAMES_SHOWN = 20
@@ -151,8 +151,7 @@ def _source(where: Database) -> Database:
         if not path.is_file():
             raise DataError(f"no such database file (at {path})")
         return path
-    plain = unquote(text)
-    if ":" in plain.partition("://")[2].rpartition("@")[0] or "password=" in plain:
+    if holds_password(text):
         raise DataError(
             "the URL of a database may hold no password, since configs and run folders are shared: put it "
             "into PGPASSWORD or ~/.pgpass"

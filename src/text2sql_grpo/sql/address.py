@@ -4,6 +4,7 @@ import os
 from functools import lru_cache
 from pathlib import Path
 from typing import Literal, NamedTuple
+from urllib.parse import unquote
 
 from text2sql_grpo.errors import DataError
 from text2sql_grpo.sql.engines import ENGINES, Engine
@@ -65,6 +66,16 @@ def parse_address(database: Path | str) -> Address:
         return Address("postgresql", f"postgresql://{rest}")
     # The rest of the URL may hold a password.
     raise DataError(f"unknown URL scheme {scheme!r} of a database: use {_FORMS}")
+
+
+def holds_password(url: str) -> bool:
+    """True if a URL names a password, before the host or as a parameter.
+
+    >>> holds_password("postgresql://me:pw@host/d"), holds_password("postgresql://me@host:5432/d")
+    (True, False)
+    """
+    plain = unquote(url)
+    return ":" in plain.partition("://")[2].rpartition("@")[0] or "password=" in plain
 
 
 @lru_cache(maxsize=4096)
