@@ -345,6 +345,8 @@ def run(tmp_path: Path) -> Path:
         "notes.txt": "mine",
         "wandb/offline-run/run.wandb": "a log",
         "wandb/offline-run/.env": "KEY=1",
+        "wandb/offline-run/.git-credentials": "https://me@example.org",
+        "wandb/.ssh/notes": "mine",
         "checkpoint-1/model.safetensors": "weights",
         "checkpoint-1/trainer_state.json": "{}",
         "merged/model.safetensors": "weights",
@@ -390,6 +392,18 @@ def test_more_of_a_run_folder_goes_out_where_it_is_asked_for_but_never_keys(hub:
             push_run_folder(run, "me/run", include=[name], token=TOKEN)
     with pytest.raises(DataError, match=r"no run folder: config\.yaml is missing"):
         push_run_folder(run / "merged", "me/run", token=TOKEN)
+
+
+@pytest.mark.parametrize("name", ["evaluation.jsonl", "README.md", "wandb/notes.txt"])
+def test_a_link_out_of_the_folder_is_neither_read_nor_written(
+    hub: Hub, run: Path, tmp_path: Path, name: str
+) -> None:
+    (tmp_path / "private.txt").write_text("mine alone")
+    (run / name).unlink(missing_ok=True)
+    (run / name).symlink_to(tmp_path / "private.txt")
+    with pytest.raises(HubError, match=rf"links out of the folder .*{name}; nothing was sent"):
+        push_run_folder(run, "me/run", include=["wandb"], token=TOKEN)
+    assert not hub.repositories and (tmp_path / "private.txt").read_text() == "mine alone"
 
 
 @pytest.mark.parametrize(

@@ -42,6 +42,11 @@ def check(folder: Path, text: str, *, name: str = "config.yaml") -> None:
         "https://hooks.slack.com/services/T0/B0/x",
         "--db postgresql://me:pw@host/db",
         "postgresql://host/db?user=me&password=pw",
+        "postgresql://me@host/db?sslpassword=pw",
+        "https://tools.example/mcp?token=a1b2c3d4",
+        "https://api.example/v1?x=1&api_key=a1b2c3d4",
+        "https://store.example/a.parquet?sv=1&sig=a1b2c3d4%3D",
+        "Authorization: Bearer a1b2c3d4e5f6a7b8c9d0",
         "redis://:pw@host",
         "mysql+pymysql://me:" + "long:" * 40 + "@host/db",
     ],
@@ -85,6 +90,7 @@ def test_harmless_files_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         tmp_path,
         "a-long-value short $ALERTS_WEBHOOK postgresql:///shop https://example.org:8000/v1 me@example.org\n"
         "postgresql://me:$PASSWORD@host postgresql://me:..@host postgresql://me:<pw>@host\n"
+        "https://example.org/list?key=name&token=TOKEN https://example.org/?token=$TOOLS_TOKEN Bearer TOKEN\n"
         "model: hf_internal_testing/tiny, keys: monkey_business, task-1-me-anything-about-all-tables\n"
         "token_variable: TOOLS_TOKEN\nWHERE T1.password = T2.password\npassword: null\n"
         "sha256: e685208cae307ff9eab2be51dbda41acfb16cad8862236bc40ae66e8a0511c6d\n",

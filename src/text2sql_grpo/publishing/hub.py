@@ -191,6 +191,10 @@ def _directly_in(folder: Path, patterns: Sequence[str]) -> list[str]:
     return sorted({path.name for pattern in patterns for path in folder.glob(pattern) if path.is_file()})
 
 
+def _is_in(folder: Path, name: str) -> bool:
+    return (folder / name).resolve().is_relative_to(folder.resolve())
+
+
 def _is_forbidden(name: str) -> bool:
     return any(_matches(part, FORBIDDEN) for part in name.split("/"))
 
@@ -230,6 +234,10 @@ def _push(
         stale: Patterns of other files to delete in the repository.
     """
     api = HfApi(endpoint=os.environ.get("HF_ENDPOINT"), token=None if dry_run else _token(token, folder))
+    if out := [name for name in [*names(), "README.md"] if not _is_in(folder, name)]:
+        raise HubError(
+            f"links out of the folder are not followed: copy {', '.join(out)}; nothing was sent ({folder})"
+        )
     searched = set(names()) - {"README.md"}  # written below
     check_no_secrets(folder, searched, allow=allow)
     if dry_run:

@@ -33,7 +33,9 @@ _OTHERS = {
     "private_key": r"-----BEGIN [A-Z ]*PRIVATE KEY(?: BLOCK)?-----",
     "webhook": r"https://(?:hooks\.[\w.-]+|[\w.-]*\.webhook\.[\w.-]+|discord(?:app)?\.com/api/webhooks)/[\w/@-]+",
     "url_password": rf"[A-Za-z][\w+.-]{{1,30}}://(?:[^\s:@/\"']{{0,64}}:{_PLACEHOLDER}[^\s@/\"']{{1,512}}@"
-    rf"|[^\s\"']{{1,512}}[?&]password={_PLACEHOLDER}[^\s&\"']+)",
+    rf"|[^\s\"']{{1,512}}[?&](?:(?:ssl)?password=|(?:(?:access_|auth_)?token|api_?key|key|secret|sig)="
+    rf"(?=[^\s&\"']{{8}})){_PLACEHOLDER}[^\s&\"']+)",
+    "bearer": r"Bearer [\w.~+/=-]{20,}",
 }
 _SECRET_VARIABLE = re.compile(
     r"TOKEN(?!IZ)|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIAL|WEBHOOK|APIKEY|(^|_)(KEY|PASS|PWD|PAT|DSN|AUTH)$|_KEY_",

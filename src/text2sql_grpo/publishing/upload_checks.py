@@ -23,7 +23,7 @@ RUN_FILES = (
 # Without questions, names of the schema or rows; any other file may hold some.
 WITHOUT_CONTENT = (*MODEL_FILES, "*.safetensors", "*.index.json", "*.pt", "metrics.jsonl")
 # Never sent.
-FORBIDDEN = (".env*", "*.env", "*.pem", "*.key", ".netrc", "id_rsa*", "id_ed25519*", "*.partial")
+FORBIDDEN = (".*", "*.env", "*.pem", "*.key", "id_rsa*", "id_ed25519*", "*.partial")
 
 
 def check_model_folder(folder: Path) -> None:
