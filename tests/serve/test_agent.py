@@ -88,6 +88,8 @@ def test_a_question_that_follows_is_read_with_the_one_before(environment: Any) -
     assert agent.with_history("And?", [Exchange("What?", None)]) == "And?"  # there is nothing to follow
     broken = [Exchange("Branches\x07 of \ud83d?", "SELECT '\udc00'")]
     assert agent.with_history("only \ude00 Porto", broken) == "Branches  of  ?\nSELECT ' '\nonly   Porto"
+    for long in (Exchange("x" * 4_000, COUNT), Exchange("How many?", f"SELECT '{'x' * 4_000}'")):
+        assert agent.with_history("And in Porto?", [long]) == "And in Porto?"
     for wrong in ("", " \x00\u202e\ud83d ", "x" * 5_000):
         with pytest.raises(ArgumentError, match="1 to 4000 characters"):
             agent.ask(wrong)

@@ -173,7 +173,9 @@ class Agent:
         last = history[-1] if history else None
         if last is None or last.sql is None or not _FOLLOWS.match(text):
             return text
-        return _UNREADABLE.sub(" ", f"{last.question}\n{last.sql}\n{text}")
+        before = f"{last.question}\n{last.sql}"
+        # A client may send any history: a longer prompt would occupy the model for minutes.
+        return text if len(before) > MAX_QUESTION_CHARS else _UNREADABLE.sub(" ", f"{before}\n{text}")
 
     def save_feedback(self, folder: Path, question: str, sql: str, *, is_right: bool) -> Path:
         """Append a verdict of a person to `feedback.jsonl`, a question file of which right answers are read.
