@@ -87,7 +87,7 @@ def test_names_and_values_are_printed_as_text(tmp_path: Path, capsys: pytest.Cap
     file, run = tmp_path / "odd.sqlite", f"$(touch {tmp_path / 'made by a shell'})"
     with closing(sqlite3.connect(file)) as connection:
         connection.execute(
-            f"""CREATE TABLE "{run}" (id INTEGER PRIMARY KEY, "\x1b]0;title\x07[/red]" TEXT, kg REAL)"""
+            f'CREATE TABLE "{run}" (id INTEGER PRIMARY KEY, "\x1b]0;x\x07[/red]\u2028a\x85b" TEXT, kg REAL)'
         )
         rows = [(i, f"\x1b[31m{i % 7}", i * 1.5) for i in range(40)]
         connection.executemany(f'INSERT INTO "{run}" VALUES (?, ?, ?)', rows)

@@ -195,7 +195,10 @@ def add_words(profile: Profile, name: str, path: Path) -> int:
         known = merged.get(part, {})
         added += len(words.keys() - known.keys())
         merged[part] = words | known
-    write_text(path, _HEADER + yaml.safe_dump(merged, allow_unicode=True, sort_keys=False, width=110))
+    text = yaml.safe_dump(merged, allow_unicode=True, sort_keys=False, width=110)
+    if any(mark in text for mark in "\x85\u2028\u2029"):  # PyYAML folds lines there, and reads another name
+        text = yaml.safe_dump(merged, sort_keys=False, width=110)
+    write_text(path, _HEADER + text)
     return added
 
 
