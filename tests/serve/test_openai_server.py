@@ -296,7 +296,7 @@ def test_the_page_asks_edits_charts_and_saves(environment: Any, tmp_path: Path) 
     playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install playwright")
     if not shutil.which("chromium"):
         pytest.skip("needs Chromium: apt-get install chromium")
-    staff = f"SELECT city || '{HOSTILE}' AS city, staff FROM branch WHERE city IS NOT NULL"
+    staff = f"SELECT '=' || city || '{HOSTILE}' AS city, staff FROM branch WHERE city IS NOT NULL"
     script = Script([f"<sql>{LOOK}</sql>", *answer("SELECT x")], answer(staff))
     with Served(Agent(environment, script, "shop"), tmp_path) as served, playwright.sync_playwright() as play:
         browser = play.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
@@ -321,7 +321,7 @@ def test_the_page_asks_edits_charts_and_saves(environment: Any, tmp_path: Path) 
             page.get_by_role("button", name="CSV").click()
         doubled = HOSTILE.replace('"', '""')
         rows = Path(downloaded.value.path()).read_bytes().decode().split("\r\n")
-        assert rows[:2] == ["city,staff", f'"Lisbon{doubled}",7']
+        assert rows[:2] == ["city,staff", f'"\'=Lisbon{doubled}",7']
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
         assert said == [] and all(url.startswith(served.url) for url in asked)
         assert "token" not in page.url

@@ -84,7 +84,9 @@ function Chart({ chart }) {
 
 function download(result) {
   const quoted = (cell) => (/[",\r\n]/.test(cell) ? `"${cell.replaceAll('"', '""')}"` : cell);
-  const lines = [result.columns, ...result.rows].map((row) => row.map((cell) => quoted(cell === null ? "" : String(cell))).join(","));
+  // A spreadsheet would run a text that begins like a formula, such as =HYPERLINK(..); numbers and +49 30 stay.
+  const inert = (cell) => (typeof cell === "string" && /^[=@\t\r]|^[+-](?![\d., ]*$)/.test(cell) ? `'${cell}` : String(cell ?? ""));
+  const lines = [result.columns, ...result.rows].map((row) => row.map((cell) => quoted(inert(cell))).join(","));
   const link = document.createElement("a");
   link.href = URL.createObjectURL(new Blob([lines.join("\r\n")], { type: "text/csv" }));
   link.download = "result.csv";

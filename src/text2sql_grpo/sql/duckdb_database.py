@@ -344,7 +344,7 @@ def _is_volatile(session: duckdb.DuckDBPyConnection, sql: str) -> bool:
 def denied_functions() -> frozenset[str]:
     """Functions of the engine that do more than compute a value or list rows.
 
-    A plan of SQL given as text holds names, and the largest value, of columns that the query's own tree lacks.
+    A plan of SQL in a text holds names, and the largest value, of columns that the query's own tree lacks.
     """
     return _listed(_INTERNAL) - _TABLE_FUNCTIONS | {"write_log", "json_serialize_plan"}
 
