@@ -291,6 +291,20 @@ def test_prefixes_moments_and_short_forms_are_read(tmp_path: Path) -> None:
     assert "fct" not in questions and "stg" not in questions and "based date" not in questions
 
 
+@pytest.mark.parametrize(
+    ("tables", "nouns"),
+    [
+        (("orders", "stg_orders"), ["order", '"stg_orders" row']),
+        (("order", "orders", "stg_orders"), ['"order" row', '"orders" row', '"stg_orders" row']),
+    ],
+)
+def test_no_two_tables_are_called_the_same(tmp_path: Path, tables: tuple[str, ...], nouns: list[str]) -> None:
+    script = "".join(f'CREATE TABLE "{one}" (id INTEGER PRIMARY KEY, total REAL);' for one in tables)
+    file = sqlite_file(tmp_path / "shop.sqlite", script)
+    assert main(["data", "words", "--databases", str(file), "--out", str(tmp_path / "words.yaml")]) == 0
+    assert list(yaml.safe_load((tmp_path / "words.yaml").read_text())["tables"].values()) == nouns
+
+
 @pytest.mark.thorough
 def test_no_template_floods_the_file_and_tables_share_it(any_names: Path, tmp_path: Path) -> None:
     make_questions(any_names, tmp_path / "questions", question_sets=SMALL_SETS)

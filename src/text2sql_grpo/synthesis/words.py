@@ -262,15 +262,19 @@ def _across(links: Sequence[Source]) -> Iterator[Source]:
 def _table_nouns(profile: Profile, words: Words) -> dict[str, str]:
     """Noun of a row of each table that is asked about.
 
-    Of tables with the same noun one that is named so keeps it; the others have their names in quotes.
+    Of tables with the same noun the only one that is named so keeps it (`orders`, next to `stg_orders`); the
+    others have their names in quotes.
     """
     given = words.tables
     nouns = {name: given[name] if name in given else _row_noun(one) for name, one in profile.tables.items()}
     holders = Counter(filter(None, nouns.values()))
+    plain = {name: singular(identifier_words(name)) for name, noun in nouns.items() if noun is not None}
+    named = Counter(plain.values())
     found = {}
     for name, noun in nouns.items():
         if noun is not None:
-            is_clear = holders[noun] == 1 or name in given or singular(identifier_words(name)) == noun
+            is_named_so = plain[name] == noun and named[noun] == 1
+            is_clear = holders[noun] == 1 or name in given or is_named_so
             found[name] = noun if noun and is_clear else f'"{name}" row'
     return found
 
