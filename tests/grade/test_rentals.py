@@ -60,6 +60,8 @@ INSERT INTO payment SELECT n, 1 + n % 20, n % 7 + 0.99, DATE '2022-01-01' + n
 REFRESH MATERIALIZED VIEW rental_by_film;
 """
 LONG = "SELECT title FROM film WHERE length >= 100"
+LONGER = "FROM film WHERE length > 70 GROUP BY rating"
+TOP = f"SELECT rating {LONGER} ORDER BY count(*) DESC FETCH FIRST 1 ROW WITH TIES"
 RATED = "SELECT count(*) FROM film WHERE rating = 'PG'"
 
 
@@ -121,6 +123,13 @@ def test_ordinary_role_reads_schema_and_rows(url: str) -> None:
         (LONG, "SELECT title FROM film WHERE length > 95", False),
         (RATED, "SELECT 5", False),
         (RATED, "SELECT count(film_id) FROM film WHERE rating = 'PG'", True),
+        (TOP, TOP.replace("FETCH FIRST 1 ROW WITH TIES", "LIMIT 1"), False),
+        (
+            TOP,
+            f"SELECT rating FROM (SELECT rating, rank() OVER (ORDER BY count(*) DESC) AS place {LONGER})"
+            " AS ranked WHERE place = 1",
+            True,
+        ),
     ],
 )
 def test_answers_are_graded_on_test_databases(

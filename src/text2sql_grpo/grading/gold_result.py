@@ -181,6 +181,7 @@ class WidenedQuery:
         keys: Indices of the sort keys in the widened rows; empty if the gold has no order.
         start: Rows that OFFSET skips.
         end: Rows up to the end of LIMIT; None without LIMIT.
+        has_whole_ties: True for FETCH .. WITH TIES, which takes all rows that tie with the last one.
         is_distinct: True if keys were added under SELECT DISTINCT, where they may add rows.
     """
 
@@ -190,6 +191,7 @@ class WidenedQuery:
     start: int
     end: int | None
     is_distinct: bool
+    has_whole_ties: bool = False
 
 
 def widened_query(gold_sql: str, columns: Sequence[str], dialect: str = "sqlite") -> WidenedQuery | None:
@@ -207,7 +209,7 @@ def widened_query(gold_sql: str, columns: Sequence[str], dialect: str = "sqlite"
         return None
     order, limit, offset = (query.args.get(part) for part in ("order", "limit", "offset"))
     start = _whole_number(offset.expression) if offset else 0
-    end = _whole_number(limit.expression) if limit else None
+    end = _whole_number(limit.args.get("count") or limit.expression) if limit else None
     if not (order or limit) or start is None or (limit and end is None):
         return None
     end = None if end is None else start + end
@@ -241,10 +243,15 @@ def widened_query(gold_sql: str, columns: Sequence[str], dialect: str = "sqlite"
     is_distinct = (
         bool(query.args.get("distinct")) and isinstance(query, exp.Select) and len(names) > len(columns)
     )
-    return WidenedQuery(sql, len(columns), tuple(keys), start, end, is_distinct)
+    return WidenedQuery(sql, len(columns), tuple(keys), start, end, is_distinct, _has_whole_ties(limit))
 
 
-def _whole_number(node: exp.Expr) -> int | None:
+def _has_whole_ties(limit: exp.Expr | None) -> bool:
+    options = limit.args.get("limit_options") if limit else None
+    return options is not None and bool(options.args.get("with_ties"))
+
+
+def _whole_number(node: exp.Expr | None) -> int | None:
     number = number_value(node.this) if isinstance(node, exp.Literal) and not node.is_string else None
     return number if isinstance(number, int) else None
 
@@ -293,7 +300,8 @@ def tie_groups(
     position = 0
     for rows in merged:
         first, last = max(position, widened.start), position + len(rows)
-        last = last if widened.end is None else min(last, widened.end)
+        if widened.end is not None and not (widened.has_whole_ties and position < widened.end):
+            last = min(last, widened.end)
         position += len(rows)
         if last > first:
             groups.append(TieGroup(tuple(row[: widened.n_columns] for row in rows), last - first))
@@ -336,6 +344,8 @@ def with_ties_decided(tree: exp.Query, dialect: str = "sqlite") -> tuple[str, ..
         for query in copy.find_all(exp.Query):
             is_cut = query.args.get("order") is not None or query.args.get("limit") is not None
             if not isinstance(query, exp.Select | exp.SetOperation) or not is_cut or query.is_star:
+                continue
+            if _has_whole_ties(query.args.get("limit")):
                 continue
             order = query.args.get("order") or exp.Order(expressions=[])
             for place in range(1, len(query.selects) + 1):

@@ -75,7 +75,7 @@ def literals_in(
             if isinstance(bound := spec.args.get(name), exp.Expr)
         ]
         group_sizes += [bound + 1 for bound in bounds if isinstance(bound, int)]
-    for limit in tree.find_all(exp.Limit, exp.Offset):
+    for limit in tree.find_all(exp.Limit, exp.Offset, exp.Fetch):
         group_sizes += [v for v in map(literal_value, limit.find_all(exp.Literal)) if isinstance(v, int)]
     return literals, patterns, group_sizes
 

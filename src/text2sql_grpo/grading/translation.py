@@ -234,6 +234,7 @@ def is_rough(sql: str, dialect: str) -> bool:
     return tree is not None and any(
         isinstance(node, _ROUGH)
         or (isinstance(node, exp.TimeToStr) and any(form in node.text("format") for form in _FORMS))
+        or (isinstance(node, exp.LimitOptions) and bool(node.args.get("with_ties")))
         or (isinstance(node, exp.Except | exp.Intersect) and node.args.get("distinct") is False)
         for node in tree.walk()
     )
