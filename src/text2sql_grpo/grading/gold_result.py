@@ -31,6 +31,7 @@ from text2sql_grpo.sql.outcome import Cell, ExecutionOutcome, Limits, Row
 from text2sql_grpo.sql.query import number_value, read_query, split_statements, write_query
 
 KEY_TOLERANCE = 1e-12  # relative; keys this close differ by rounding alone and tie
+DAY_NOISE = "0.000001"  # above the error of a difference of two `julianday()`, in minutes too
 RANKS_BEYOND_LIMIT = 10  # rows whose keys may be that close to the last one shown
 _MOMENT = re.compile(r"\d{4}-\d\d-\d\d([ T]\d\d:\d\d(:\d\d(\.\d{1,6})?)?(Z|[+-]\d\d(:?\d\d)?)?)?")
 
@@ -341,6 +342,11 @@ def with_ties_decided(tree: exp.Query, dialect: str = "sqlite") -> tuple[str, ..
     decided = []
     for is_descending in (False, True):
         copy = tree.copy()
+        for rounded in list(copy.find_all(exp.Round)):
+            if any(part.name.lower() == "julianday" for part in rounded.find_all(exp.Anonymous)):
+                noise = exp.Literal.number(DAY_NOISE)
+                kind = exp.Sub if is_descending else exp.Add
+                rounded.set("this", kind(this=exp.paren(rounded.this.copy()), expression=noise))
         for query in copy.find_all(exp.Query):
             is_cut = query.args.get("order") is not None or query.args.get("limit") is not None
             if not isinstance(query, exp.Select | exp.SetOperation) or not is_cut or query.is_star:
