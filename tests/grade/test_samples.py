@@ -217,6 +217,15 @@ def test_nulls_come_only_where_the_base_has_some(base: DatabaseSample) -> None:
     assert None in notes
 
 
+def test_rows_that_are_to_meet_the_query_hold_the_nulls_that_it_asks_for(base: DatabaseSample) -> None:
+    gold = read_gold("SELECT name FROM person WHERE note IS NULL AND rating > 1", base.schema)
+    assert gold is not None
+    alike = Recipe(8, 1.0, planted=1.0, exact=1.0, variety=2, childless=0.0, nulls=0.0, in_groups=True)
+    rows = [row for seed in SEEDS for row in draw_rows(base, gold, Random(seed), alike)["person"]]
+    assert 0.3 < sum(row[5] is None for row in rows) / len(rows) < 0.7
+    assert all(row[6] is not None for row in rows)
+
+
 def test_duplicates_ties_and_missing_matches_occur(base: DatabaseSample) -> None:
     names = [
         [row[1] for row in content["person"]] for content in contents(base, "SELECT name, age FROM person")

@@ -164,8 +164,10 @@ class _Content:
         for position in sorted(table.nullable - in_keys):
             names = self.base.empty_together.get((table.name, table.columns[position].lower()), ())
             others = [p for p in table.nullable if table.columns[p].lower() in names]
+            is_asked = (table.name, table.columns[position]) in self.gold.missing
+            share = max(self.recipe.nulls, self.recipe.planted / 2 if is_asked else 0)
             for row in rows:
-                if self.rng.random() < self.recipe.nulls:
+                if self.rng.random() < share:
                     for place in (position, *others):
                         row[place] = None
         for position, digits in table.digits.items():
