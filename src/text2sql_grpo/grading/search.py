@@ -49,6 +49,7 @@ N_LARGE = 6  # more of them, with more rows than a LIMIT or a window frame takes
 N_EQUAL = 10  # more of them, in which amounts of several rows that are compared are equal
 N_WITH_NULLS = 4  # more of them, with NULLs wherever they are declared, if asked for
 MIN_LARGE, MAX_LARGE = 4, 120  # numbers in a query that ask for them, and their rows
+MAX_OF_ANSWER = 20  # size of groups that only the answer asks for, above which other candidates ignore it
 N_SAMPLES = 128  # samples as queries read them that are kept: answers to one question read the same
 ROWS_FOR_ANSWER = (1, 8, 16, 24)  # of a table that a query reads, before groups need more
 
@@ -296,9 +297,14 @@ def find_counterexamples(
     read = _restricted(base, seeds.tables | base.named_in(gold_sql, answer_sql))
     rng = Random(f"{gold_sql}\0{answer_sql}")
     recipes = _recipes_for_answer(rng, seeds)
-    contents: Iterator[Content] = (draw_rows(read, seeds, rng, recipe) for recipe in recipes)
+    largest = max((MAX_OF_ANSWER, *gold.group_sizes))
+    small = replace(seeds, group_sizes=tuple(size for size in seeds.group_sizes if size <= largest))
+    contents: Iterator[Content] = (
+        draw_rows(read, seeds if recipe.rows > max(ROWS_FOR_ANSWER) else small, rng, recipe)
+        for recipe in recipes
+    )
     if compared := probes(gold):
-        in_groups = (draw_rows(read, seeds, rng, _in_groups(rng)) for _ in range(N_EQUAL))
+        in_groups = (draw_rows(read, small, rng, _in_groups(rng)) for _ in range(N_EQUAL))
         contents = chain(contents, (with_equal_amounts(read, rows, compared, rng) for rows in in_groups))
     if declared_nulls:
         nulls = read.with_nulls()
