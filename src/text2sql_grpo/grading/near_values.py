@@ -63,6 +63,9 @@ def near_values(literal: Cell, alike: Sequence[Cell]) -> list[Cell]:
     if isinstance(typed, bytes):
         return [typed + b"\x00", typed[:-1]]
     text = str(typed)
+    if _NUMBER.fullmatch(text) and is_number_as_text(alike) and any("." in str(value) for value in alike):
+        numbers = (n for n in near_values(float(text), [0.5]) if isinstance(n, float))
+        return _distinct(text, [*(str(round(n, 9)) for n in numbers), *of_other_lengths(text)])
     if _INTEGER.fullmatch(text):
         width = len(text) if text.startswith("0") else 0
         near_texts: list[Cell] = [str(int(text) + step).zfill(width) for step in (-1, 1)]
@@ -301,6 +304,8 @@ def reshaped(known: Sequence[Cell], rng: Random) -> list[Cell]:
         if 1 < len(parts) == len(other_parts):
             place = rng.randrange(1, len(parts))
             found["".join([*parts[:place], *other_parts[place:]])] = None
+        if len(parts) == len(other_parts) == 1 and len(parts[0]) == len(other_parts[0]) and text.isalpha():
+            found[text[0] + other_parts[0][1:]] = None  # PE next to PT and DE
         separator = next((sign for sign in " ,;" if sign in text), "")
         if are_words and separator:
             words = text.split(separator)
@@ -312,13 +317,16 @@ def reshaped(known: Sequence[Cell], rng: Random) -> list[Cell]:
 def with_number(number: Cell, known: Sequence[Cell]) -> list[Cell]:
     """Texts of a column such as `90 min` with another number, and ones next to it; none in any other column.
 
-    >>> with_number(60, ["90 min", "45 min"])
-    ['60 min', '59 min', '61 min', '30 min', '120 min']
+    >>> with_number(60, ["90 min", "45 min"]), with_number(60, ["T-0090", "T-0145"])[:2]
+    (['60 min', '59 min', '61 min', '30 min', '120 min'], ['T-0060', 'T-0059'])
     """
-    texts = [text for text in known if isinstance(text, str)][:1]
-    if not texts or not isinstance(number, int) or len(_ANY_NUMBER.findall(texts[0])) != 1:
+    texts = [text for text in known if isinstance(text, str)]
+    found = _ANY_NUMBER.findall(texts[0]) if texts else []
+    if len(found) != 1 or not isinstance(number, int):
         return []
-    return [_ANY_NUMBER.sub(str(one), texts[0]) for one in (number, *near_values(number, [number]))]
+    width = len(found[0]) if any(re.search(r"(?<!\d)0\d", text) for text in texts) else 0
+    numbers = (number, *near_values(number, [number]))
+    return [_ANY_NUMBER.sub(str(one).zfill(width), texts[0]) for one in numbers]
 
 
 def common_parts(texts: Sequence[Cell]) -> dict[str, int]:
@@ -471,6 +479,21 @@ def matching_texts(pattern: str) -> list[Cell]:
     for sign, mark in _ESCAPED.items():
         texts = [text.replace(mark, chr(sign)) for text in texts]
     return list(dict.fromkeys(texts))
+
+
+def inside_codes(pattern: str, known: Sequence[Cell]) -> list[Cell]:
+    """Codes of one length with a LIKE pattern's text at the start, in the middle and at the end.
+
+    >>> inside_codes("04%", ["04109", "20095"]), inside_codes("04%", ["04109", "209"])
+    (['04095', '20045', '20004'], [])
+    """
+    core, codes = pattern.strip("%"), [value for value in known if isinstance(value, str)]
+    code = next((value for value in codes if core not in value), "")
+    if not re.fullmatch(r"[^%_\ue000\ue001]+", core) or {*map(len, codes)} != {len(code)}:
+        return []
+    last = len(code) - len(core)
+    places = sorted({0, (last + 1) // 2, last})
+    return [code[:at] + core + code[at + len(core) :] for at in places]
 
 
 def _sign_of_class(found: re.Match[str]) -> str:

@@ -20,6 +20,7 @@ from text2sql_grpo.grading.near_values import (
     another_code,
     as_column_value,
     fitted,
+    inside_codes,
     is_number_as_text,
     matching_texts,
     near_values,
@@ -241,7 +242,7 @@ class _Content:
                 if any(isinstance(value, str) for value in alike):
                     texts = matching_texts(literal)
                     exact += texts[:4]
-                    near += texts[4:]
+                    near += texts[4:] + inside_codes(literal, alike)
                     cores.append(str(texts[0]))
                 continue
             value = as_column_value(literal, alike)
