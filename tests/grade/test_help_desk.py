@@ -32,7 +32,12 @@ HOURS = (
     "SELECT country, round(avg((julianday(closed_at) - julianday(opened_at)) * 24), 1) FROM ticket"
     " WHERE closed_at IS NOT NULL GROUP BY country"
 )
+YEARS = (
+    "SELECT strftime('%Y', opened_at) AS year, count(*) FROM ticket WHERE height IS NOT NULL GROUP BY year"
+)
 WRONG = [
+    (YEARS, YEARS.replace("opened_at", "opened_at, '+2 hours'")),
+    (YEARS, YEARS.replace("opened_at", "datetime(opened_at, '-60 minutes')")),
     (OPEN, OPEN.replace("opened_at LIMIT", "date(opened_at), ticket_id LIMIT")),
     (SUBJECTS, SUBJECTS.replace("SELECT", "SELECT DISTINCT")),
     (HIGH, HIGH.replace("REAL", "INTEGER")),
@@ -41,6 +46,7 @@ WRONG = [
     (ABROAD, "SELECT ticket_id FROM ticket WHERE substr(vat, 1, 1) <> substr(country, 1, 1)"),
 ]
 RIGHT = [
+    (YEARS, YEARS.replace("opened_at", "datetime(opened_at, '+90 minutes'), '-90 minutes'")),
     (HOURS, HOURS.replace("(julianday(closed_at) - julianday(opened_at)) * 24", "({} / 3600.0)")),
     (HIGH, "SELECT ticket_id FROM ticket WHERE height + 0.0 > 100"),
     (ABROAD, "SELECT ticket_id FROM ticket WHERE NOT substr(vat, 1, length(country)) = country"),

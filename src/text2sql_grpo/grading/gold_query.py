@@ -46,6 +46,7 @@ _CUT = (
     *(exp.Substring, exp.Left, exp.Right, exp.StrPosition, exp.Split, exp.SplitPart),
     *(exp.RegexpExtract, exp.Trim, exp.Replace, exp.Cast, exp.TryCast),
 )
+_SHIFT = re.compile(r"[+-]?\d+(\.\d+)? (hour|minute)s?|localtime|utc", re.IGNORECASE)
 _WEEKS = re.compile(r"week(?!day)|isoyear|%[GUVW]", re.IGNORECASE)
 MAX_NODES = 1_000  # a longer query gets no test databases: mutating it would take too long
 
@@ -103,6 +104,7 @@ class GoldQuery:
         trimmed: Columns of whose texts it leaves out blanks at the ends.
         cased: Columns whose texts it brings to one case.
         weekly: Columns whose weeks it counts.
+        shifted: Columns whose moments it moves by hours, or to a time zone.
         tied: Columns by which it orders rows, with another one behind them that decides ties.
         steps: Steps in time that it adds to a column, or compares its distance to another moment with.
     """
@@ -132,6 +134,7 @@ class GoldQuery:
     trimmed: frozenset[ColumnRef] = frozenset()
     cased: frozenset[ColumnRef] = frozenset()
     weekly: frozenset[ColumnRef] = frozenset()
+    shifted: frozenset[ColumnRef] = frozenset()
     tied: frozenset[ColumnRef] = frozenset()
     steps: Mapping[ColumnRef, tuple[Step, ...]] = field(default_factory=dict)
 
@@ -228,6 +231,7 @@ def read_gold(
         trimmed=_columns_in(tree.find_all(exp.Trim), columns_of),
         cased=_columns_in(tree.find_all(exp.Lower, exp.Upper), columns_of),
         weekly=_columns_in(filter(_counts_weeks, tree.find_all(exp.Func)), columns_of),
+        shifted=_columns_in(filter(_shifts_hours, tree.walk()), columns_of),
         tied=_columns_in(before_last, columns_of),
         steps={column: tuple(dict.fromkeys(found)) for column, found in steps.items()},
     )
@@ -324,6 +328,16 @@ def _missing(tree: exp.Query, columns_of: dict[int, ColumnRef]) -> Iterator[Colu
 
 def _counts_weeks(node: exp.Expr) -> bool:
     return _WEEKS.search(f"{node.key} {node.name} {node.text('format')}") is not None
+
+
+def _shifts_hours(node: exp.Expr) -> bool:
+    step = node.expression if isinstance(node, exp.Add | exp.Sub) else None
+    if isinstance(step, exp.Interval):
+        return _SHIFT.match(f"{step.this.name if step.this else ''} {step.text('unit')}") is not None
+    if isinstance(node, exp.Anonymous):
+        literals = (part.name for part in node.expressions if isinstance(part, exp.Literal))
+        return node.name.lower() == "timezone" or any(map(_SHIFT.fullmatch, literals))
+    return isinstance(node, exp.AtTimeZone)
 
 
 def _denied(tree: exp.Query, columns_of: dict[int, ColumnRef]) -> Iterator[ColumnRef]:

@@ -6,7 +6,7 @@ import sqlite3
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import datetime, timedelta
 from itertools import chain, pairwise, permutations
 from random import Random
 from typing import TypeVar
@@ -45,6 +45,7 @@ MAX_AIMED = 6  # rows of a table in which an expression gets a value that was ai
 MAX_STEPS = 12  # of the search for such a row
 MAX_DONORS = 12  # rows of the base for a row that a CHECK refuses
 MAX_JOINS = 3  # references between two rows of which a query compares dates
+TURNS = ((12, 31, 22), (1, 1, 0), (6, 30, 22), (7, 1, 0))  # month, day and hour, in winter and summer
 MIN_DAYS, N_BETWEEN = 60, 12  # of a range of dates, and parts of it
 OUTLIER = 10  # times the largest of a column's values
 MAX_SUMMED = 1e14  # so that no sum of outliers exceeds SQLite's integers
@@ -313,6 +314,10 @@ class _Content:
             values = values + [
                 dates.written(m.replace(month=12, day=28 + self.rng.randrange(4))) for m in moments
             ]
+        if dates and dates.has_time and column in self.gold.shifted:
+            moments = filter(None, map(dates.read, self.rng.sample(own, min(MAX_AIMED, len(own)))))
+            turned = [self._turned(dates, moment) for moment in moments]
+            values = turned if self.rng.random() < 0.5 else values + turned
         values = list(dict.fromkeys((*values, *self.base.listed.get((column[0], column[1].lower()), ()))))
         for link in self.gold.links:
             if column in link:
@@ -354,6 +359,11 @@ class _Content:
         if dates and steps and len(pool) > 1 and self.rng.random() < 0.5:
             pool[-1] = stepped(dates, pool[0], steps, self.rng) or pool[-1]
         return pool
+
+    def _turned(self, dates: DateFormat, moment: datetime) -> Cell:
+        """A moment within two hours of the turn of a year or a half of it: of a quarter and a month, too."""
+        month, day, hour = self.rng.choice(TURNS)
+        return dates.written(moment.replace(month=month, day=day, hour=hour + self.rng.randrange(2)))
 
     def _common(self, table: TableSample, position: int, *, with_words: bool) -> dict[str, int]:
         """Signs, and perhaps words that the query does not ask for, that all texts of a column have."""
