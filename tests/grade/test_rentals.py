@@ -60,6 +60,7 @@ INSERT INTO payment SELECT n, 1 + n % 20, n % 7 + 0.99, DATE '2022-01-01' + n
 REFRESH MATERIALIZED VIEW rental_by_film;
 """
 LONG = "SELECT title FROM film WHERE length >= 100"
+CHEAPEST = "SELECT title FROM film ORDER BY rental_rate FETCH FIRST 2 ROWS ONLY"  # of three
 LONGER = "FROM film WHERE length > 70 GROUP BY rating"
 TOP = f"SELECT rating {LONGER} ORDER BY count(*) DESC FETCH FIRST 1 ROW WITH TIES"
 RATED = "SELECT count(*) FROM film WHERE rating = 'PG'"
@@ -123,6 +124,7 @@ def test_ordinary_role_reads_schema_and_rows(url: str) -> None:
         (LONG, "SELECT title FROM film WHERE length > 95", False),
         (RATED, "SELECT 5", False),
         (RATED, "SELECT count(film_id) FROM film WHERE rating = 'PG'", True),
+        (CHEAPEST, "SELECT title FROM film ORDER BY rental_rate, film_id DESC LIMIT 2", True),
         (TOP, TOP.replace("FETCH FIRST 1 ROW WITH TIES", "LIMIT 1"), False),
         (
             TOP,
