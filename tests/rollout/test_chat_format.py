@@ -275,6 +275,19 @@ def test_harmless_data_is_encoded_at_once(tokenizer: PreTrainedTokenizerFast) ->
     assert chat.prompt_ids(messages) == whole
 
 
+def test_a_text_longer_than_the_model_reads_is_counted_without_a_warning(
+    tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    warned: list[str] = []
+    monkeypatch.setattr(
+        "transformers.tokenization_utils_base.logger.warning", lambda text: warned.append(text)
+    )
+    tokenizer.model_max_length = 4
+    assert ChatFormat(tokenizer).count_tokens("a b c d e f g") > 4 and not warned
+    tokenizer("a b c d e f g")
+    assert warned
+
+
 def test_variables_of_the_template_are_passed_on(tokenizer: PreTrainedTokenizerFast) -> None:
     with_template(tokenizer, "qwen3")
     messages = [{"role": "user", "content": "How many?"}]

@@ -126,8 +126,9 @@ class ChatFormat:
     def _encode(self, text: str, mark: str | None = None) -> list[int]:
         """Token ids of a text; the parts between marks are encoded separately."""
         parts = [text] if mark is None else [part for part in text.split(mark) if part]
+        options = {"add_special_tokens": False, "verbose": False}  # long prompts end by a limit
         with self._lock:
-            return [i for part in parts for i in self.tokenizer(part, add_special_tokens=False)["input_ids"]]
+            return [i for part in parts for i in self.tokenizer(part, **options)["input_ids"]]
 
     def _render(self, messages: list[Message]) -> str:
         try:
