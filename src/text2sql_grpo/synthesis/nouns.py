@@ -78,13 +78,18 @@ def table_noun(name: str) -> str | None:
     ('order item', 'staff member', None, None)
     >>> table_noun("stg_orders"), table_noun("invoice_v2"), table_noun("t_007_ledgers2024")
     ('order', 'invoice', 'ledger')
+    >>> table_noun("staff list"), table_noun("customers_export"), table_noun("price_list")
+    ('staff member', 'customer', 'price list')
     """
     entity = name.rpartition("__")[2] or name  # dbt's stg_SOURCE__ENTITY
     name = _NUMBERS.sub(" ", identifier_words(entity))
     words = _spoken(name)
     if not words or not is_english(name) or set(words) & {"in", "per"}:
         return None
-    unit = [vocabulary()["units"][words[-1]]] if words[-1] in vocabulary()["units"] else []
+    units = vocabulary()["units"]
+    if len(words) > 1 and words[-1] in ("list", "export") and (words[-2] in units or is_plural(words[-2])):
+        words = words[:-1]
+    unit = [units[words[-1]]] if words[-1] in units else []
     return singular(" ".join([*map(singular, words[:-1]), words[-1], *unit]))
 
 
