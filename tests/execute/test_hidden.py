@@ -54,6 +54,7 @@ SELECT staff.password FROM staff
 SELECT s.PassWord FROM staff AS s
 SELECT main.password FROM staff main
 SELECT name || password FROM staff
+SELECT * FROM ROWS FROM (unnest(ARRAY(SELECT password FROM staff))) AS t
 SELECT p FROM (SELECT password AS p FROM staff) AS t
 WITH t AS (SELECT password AS p FROM staff) SELECT p FROM t
 WITH t(a) AS (SELECT password FROM staff) SELECT a FROM t
@@ -276,6 +277,7 @@ SELECT column_name FROM information_schema.columns WHERE table_name = 'film' AND
 SELECT staff.row_to_json::text FROM staff
 SELECT s.to_jsonb::text FROM staff s, (SELECT 1 AS to_jsonb) AS x
 SELECT pg_get_viewdef('contact'::regclass)
+SELECT col_description('staff'::regclass, 3)
 SELECT xmlforest(s.password AS p)::text FROM staff s
 SELECT x FROM staff s, LATERAL (SELECT password) AS t(x)
 SELECT (SELECT password) FROM staff

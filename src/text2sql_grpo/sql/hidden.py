@@ -272,7 +272,8 @@ class _Check:
             is_column = name in hidden.functions and any(name in one for one in hidden.visible.values())
             if name in hidden.functions and (after == "(" or not is_column):
                 raise _Refused(f"the function {name} might read hidden columns")
-            if name.startswith("pg_get_") and after == "(":  # pg_get_viewdef writes the query of a view
+            # pg_get_viewdef writes the query of a view, col_description a comment.
+            if name.startswith(("pg_get_", "col_description")) and after == "(":
                 raise _Refused(f"the function {name} might name hidden columns")
         if (described := _described(tree)) is not None:
             return self._check_name(described)
@@ -312,6 +313,8 @@ class _Check:
             raise _Refused(f"table {name} is hidden")
 
     def _check_table(self, table: exp.Table) -> None:
+        if table.this is None:  # ROWS FROM
+            raise _Refused(f"{_UNREAD}: a table has no name")
         if not isinstance(table.this, exp.Identifier):
             name = table.this.name
             if isinstance(table.this, exp.Anonymous) and not _TABLE_FUNCTIONS.fullmatch(name.lower()):
