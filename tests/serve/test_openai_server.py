@@ -104,6 +104,7 @@ def test_the_openai_client_reads_answers_looks_and_usage(environment: Any, tmp_p
         log = [json.loads(line) for line in (tmp_path / "audit.jsonl").read_text().splitlines()]
         assert [one["question"] for one in log] == ["How many branches?", "And in Porto?", "x?", "?"]
         assert log[0]["status"] == "ok" and "no such column" in log[2]["status"]
+        assert (tmp_path / "audit.jsonl").stat().st_mode & 0o077 == 0
 
 
 def test_rows_and_errors_reach_a_front_end_as_text(environment: Any, tmp_path: Path) -> None:

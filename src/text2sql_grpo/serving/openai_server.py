@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from importlib.resources import files
 from itertools import pairwise
@@ -90,6 +90,8 @@ class AgentServer:
 
     def app(self, allowed_hosts: Sequence[str] = ()) -> Starlette:
         """Application; requests for other hosts than this machine and `allowed_hosts` are refused."""
+        with suppress(OSError):  # `_log` warns
+            (self.folder / "audit.jsonl").touch(mode=0o600)
         hosts = ["127.0.0.1", "localhost", *allowed_hosts]
         routes = [Route(f"/{name}", self._file) for name in _FILES]
         routes += [
