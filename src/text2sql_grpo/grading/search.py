@@ -49,7 +49,7 @@ N_LARGE = 6  # more of them, with more rows than a LIMIT or a window frame takes
 N_EQUAL = 10  # more of them, in which amounts of several rows that are compared are equal
 N_WITH_NULLS = 4  # more of them, with NULLs wherever they are declared, if asked for
 MIN_LARGE, MAX_LARGE = 4, 120  # numbers in a query that ask for them, and their rows
-MAX_OF_ANSWER = 20  # size of groups that only the answer asks for, above which other candidates ignore it
+MAX_OF_ANSWER = 64  # size of groups that only the answer asks for, above which other candidates ignore it
 N_SAMPLES = 128  # samples as queries read them that are kept: answers to one question read the same
 ROWS_FOR_ANSWER = (1, 8, 16, 24)  # of a table that a query reads, before groups need more
 
