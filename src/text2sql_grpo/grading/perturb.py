@@ -167,7 +167,7 @@ class _Content:
             names = self.base.empty_together.get((table.name, table.columns[position].lower()), ())
             others = [p for p in table.nullable if table.columns[p].lower() in names]
             is_asked = (table.name, table.columns[position]) in self.gold.missing
-            share = max(self.recipe.nulls, self.recipe.planted / 2 if is_asked else 0)
+            share = max(self.recipe.nulls, self.recipe.planted / 6 if is_asked else 0)
             for row in rows:
                 if self.rng.random() < share:
                     for place in (position, *others):
