@@ -21,7 +21,7 @@ import torch
 import yaml
 from peft import LoraConfig
 from transformers import AutoModelForCausalLM, TrainerCallback
-from trl import GRPOConfig
+from trl import GRPOConfig, GRPOTrainer
 
 import text2sql_grpo as t2s
 from tests.scripted_policy import SHOP
@@ -278,6 +278,21 @@ def test_a_checkpoint_of_another_model_or_adapter_is_named(other: int | None, mo
             if not resume:
                 trainer.train()
         with pytest.raises(t2s.ConfigError, match="cannot resume from run/checkpoint-1"):
+            trainer.train(resume_from_checkpoint=True)
+
+
+def test_memory_that_runs_out_as_a_checkpoint_loads_is_said_as_such(
+    model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> None:
+        raise torch.OutOfMemoryError("the device is full")
+
+    with small() as env:
+        trainer = t2s.SQLGRPOTrainer(model, env, train_dataset=ROWS, args=arguments(max_steps=1))
+        trainer.train()
+        monkeypatch.setattr(GRPOTrainer, "_load_optimizer_and_scheduler", full)
+        trainer = t2s.SQLGRPOTrainer(model, env, train_dataset=ROWS, args=arguments(max_steps=2))
+        with pytest.raises(torch.OutOfMemoryError, match="the device is full"):
             trainer.train(resume_from_checkpoint=True)
 
 

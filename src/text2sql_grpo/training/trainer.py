@@ -341,7 +341,7 @@ def _fitting(checkpoint: str | None) -> Iterator[None]:
     try:
         yield
     except (RuntimeError, ValueError) as error:
-        if checkpoint is None:
+        if checkpoint is None or isinstance(error, torch.OutOfMemoryError):
             raise
         raise ConfigError(
             f"cannot resume from {checkpoint}: {str(error)[:300]}: train the same model and adapter "
