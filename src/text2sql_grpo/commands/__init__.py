@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except argparse.ArgumentError as error:
         parser.error(str(error))
     except RunError as error:
-        print(printable(f"error: {error}"), file=sys.stderr)
+        print(printable("; ".join([f"error: {error}", *getattr(error, "__notes__", ())])), file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)

@@ -283,7 +283,7 @@ class RolloutGRPOTrainer(GRPOTrainer):
         A checkpoint without a step left is loaded, and its step is the result.
 
         Raises:
-            RunError: A reward function failed, a server does not answer, or the like; names the checkpoint.
+            RunError: A reward function failed or a server does not answer; a note names the checkpoint.
         """
         found = resume_from_checkpoint
         if found is True:
@@ -296,10 +296,7 @@ class RolloutGRPOTrainer(GRPOTrainer):
         except Exception as error:
             if self._checkpoints.begun_at is None:  # before the first step
                 raise
-            saved = self.saved_steps()
-            if isinstance(error, RunError):
-                raise type(error)(f"{error}; {saved}") from error
-            error.add_note(saved)  # of a callback, a part of the step, or the memory
+            error.add_note(self.saved_steps())
             raise
 
     def saved_steps(self) -> str:
