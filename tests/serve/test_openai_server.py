@@ -122,7 +122,7 @@ def test_a_stream_begins_with_a_role_and_ends_with_usage(environment: Any, tmp_p
     script = Script([f"<sql>{LOOK}</sql>", *answer(COUNT)])
     with Served(Agent(environment, script, "shop"), tmp_path) as served:
         options = {"stream": True, "stream_options": {"include_usage": True}}
-        parts = [{"type": "text", "text": "How many branches?"}, {"type": "image_url"}]
+        parts = [{"type": "text", "text": "How many branches?"}]
         messages = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": parts}]
         chunks = list(served.client().chat.completions.create(model="any", messages=messages, **options))
     deltas = [chunk.choices[0].delta for chunk in chunks if chunk.choices]
@@ -131,6 +131,14 @@ def test_a_stream_begins_with_a_role_and_ends_with_usage(environment: Any, tmp_p
     assert COUNT in "".join(delta.content or "" for delta in deltas)
     assert [chunk.choices[0].finish_reason for chunk in chunks if chunk.choices][-1] == "stop"
     assert chunks[-1].usage is not None and script.asked == ["How many branches?"]
+
+
+def test_an_image_is_refused(environment: Any, tmp_path: Path) -> None:
+    parts = [{"type": "text", "text": "How many branches?"}, {"type": "image_url"}]
+    with Served(Agent(environment, Script(answer(COUNT)), "shop"), tmp_path) as served:
+        chat = served.client().chat.completions
+        with pytest.raises(openai.BadRequestError, match="image"):
+            chat.create(model="any", messages=[{"role": "user", "content": parts}])
 
 
 @pytest.mark.parametrize(

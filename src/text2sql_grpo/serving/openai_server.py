@@ -350,8 +350,11 @@ def _last_exchange(history: Any) -> list[Exchange]:
 
 def _text(content: Any) -> str:
     if isinstance(content, list):
-        parts = [part.get("text", "") for part in content if isinstance(part, dict)]
-        return "\n".join(str(part) for part in parts)
+        found = [part.get("text") for part in content if isinstance(part, dict)]
+        texts = [text for text in found if isinstance(text, str)]
+        if len(texts) < len(content):
+            raise HTTPException(400, "a message must be of text: its other parts, as images, are not read")
+        return "\n".join(texts)
     return content if isinstance(content, str) else ""
 
 
