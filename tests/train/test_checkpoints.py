@@ -14,8 +14,14 @@ from tests.scripted_policy import ask
 from tests.scripted_trainer import Bench
 from text2sql_grpo import trl_compat
 from text2sql_grpo.config import SelectionConfig
-from text2sql_grpo.errors import RunError
-from text2sql_grpo.reliability.checkpoints import Checkpoints, find_damage, is_finished, saved_checkpoints
+from text2sql_grpo.errors import ConfigError, RunError
+from text2sql_grpo.reliability.checkpoints import (
+    Checkpoints,
+    find_damage,
+    find_whole,
+    is_finished,
+    saved_checkpoints,
+)
 from text2sql_grpo.training.selection import open_select
 from text2sql_grpo.training.sql_trainer import SQLGRPOTrainer
 
@@ -183,3 +189,15 @@ def test_a_torn_manifest_and_a_folder_that_is_none(checkpoint: Path, tmp_path: P
     (tmp_path / "checkpoint-x").mkdir()
     (tmp_path / "checkpoint-12").mkdir()
     assert [path.name for path in saved_checkpoints(tmp_path)] == ["checkpoint-5", "checkpoint-12"]
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_a_checkpoint_of_two_processes_is_not_resumed_by_one(checkpoint: Path, named: bool) -> None:
+    resume = checkpoint if named else "auto"
+    assert find_whole(checkpoint.parent, resume) == checkpoint
+    (checkpoint / "manifest.json").unlink()
+    (checkpoint / "rng_state.pth").rename(checkpoint / "rng_state_0.pth")
+    shutil.copy(checkpoint / "rng_state_0.pth", checkpoint / "rng_state_1.pth")
+
+    with pytest.raises(ConfigError, match=r"checkpoint-5 with 1 process: 2 saved it.*--num_processes 2"):
+        find_whole(checkpoint.parent, resume)

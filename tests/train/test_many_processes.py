@@ -466,6 +466,7 @@ def test_a_run_stopped_by_a_signal_to_one_process_goes_on_as_if_undisturbed(
     wait_for(other / "metrics.jsonl")
     os.kill(pids[1], signal.SIGTERM)
     assert ended(pids) == [130, 130], said(other, 0) + said(other, 1)
+    assert "Resume with the same launcher and 2 processes:" in said(other, 0)
     (stopped,) = saved_checkpoints(other)
     assert find_damage(stopped) is None
     assert steps_done(stopped) < 8

@@ -19,6 +19,8 @@ from trl import GRPOTrainer
 
 from text2sql_grpo.errors import ConfigError, RunError
 from text2sql_grpo.files import PARTIAL, read_json, sha256, write_json
+from text2sql_grpo.phrases import many
+from text2sql_grpo.reliability import ranks
 from text2sql_grpo.run_folder import CONFIG
 
 logger = logging.getLogger(__name__)
@@ -88,7 +90,7 @@ def find_whole(
         show: Called with a line for each damaged checkpoint that is skipped.
 
     Raises:
-        ConfigError: There is none.
+        ConfigError: There is none, or another number of processes saved it.
     """
     if not isinstance(resume, bool) and resume != "auto":
         damage = find_damage(Path(resume))
@@ -97,15 +99,26 @@ def find_whole(
                 "resume_from_checkpoint or --resume names no checkpoint with trainer_state.json and weights: "
                 f"{resume}: {damage}"
             )
-        return Path(resume)
+        return _of_as_many_ranks(Path(resume))
     for checkpoint in reversed(saved_checkpoints(folder)):
         damage = find_damage(checkpoint)
         if damage is None:
-            return checkpoint
+            return _of_as_many_ranks(checkpoint)
         show(f"Skipped a damaged checkpoint: {checkpoint} ({damage})")
     raise ConfigError(
         f"no checkpoint to resume from in {folder}: it holds no undamaged checkpoint; start without one"
     )
+
+
+def _of_as_many_ranks(checkpoint: Path) -> Path:
+    """Return a checkpoint that holds the random states of every rank, or no states."""
+    saved, here = len([*checkpoint.glob("rng_state*.pth")]), ranks.world_size()
+    if saved not in (0, here):
+        raise ConfigError(
+            f"cannot resume {checkpoint} with {many(here, 'process')}: {saved} saved it, each with its own "
+            f"random states; start as many with its launcher (accelerate launch --num_processes {saved})"
+        )
+    return checkpoint
 
 
 def best_checkpoint(folder: Path) -> Path | None:

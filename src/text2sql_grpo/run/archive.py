@@ -209,5 +209,6 @@ def resume_hint(folder: Path, command: str = "text2sql-grpo train") -> str:
     checkpoints = saved_checkpoints(folder)
     if not checkpoints:
         return "No checkpoint was due yet. Run the same command again."
-    config = shlex.quote(str(folder / CONFIG))
-    return f"Saved: {checkpoints[-1]}. Resume with:\n  {command} --config {config} --resume auto"
+    config, count = shlex.quote(str(folder / CONFIG)), ranks.world_size()
+    launched = "" if count == 1 else f" the same launcher and {count} processes"
+    return f"Saved: {checkpoints[-1]}. Resume with{launched}:\n  {command} --config {config} --resume auto"
