@@ -20,6 +20,7 @@ from tests.tiny_run import QUESTIONS, json_lines, write_config, write_questions
 from text2sql_grpo.commands import main
 from text2sql_grpo.config import check_grpo_keys
 from text2sql_grpo.errors import ConfigError
+from text2sql_grpo.run.archive import claimed
 from text2sql_grpo.training.arguments import SQLGRPOConfig
 
 pytestmark = pytest.mark.usefixtures("own_cache", "without_pictures")
@@ -79,6 +80,13 @@ def test_wrong_settings_and_missing_files(
     for part in parts:
         assert part in message
     assert "\n" not in message.rstrip()
+
+
+def test_a_folder_that_another_run_is_writing_to(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with claimed(Path("run")):
+        assert "another run is writing to this run folder" in refused(capsys, config)
+        assert "another run" in refused(capsys, config, "--sft", "null")
+    assert [*Path("run").iterdir()] == []
 
 
 def test_bad_input_is_refused_before_torch_is_imported(config: Path, tmp_path: Path) -> None:

@@ -177,6 +177,12 @@ def only_train(number: int = 0) -> None:
         patch.setattr(job, name, lambda *_, result=result, **__: result)
 
 
+def unlike_ranks(number: int = 0) -> None:
+    """As `only_train`, with settings that may differ."""
+    only_train()
+    pytest.MonkeyPatch().setattr(job, "check_ranks", lambda *_: None)
+
+
 def same_luck(count: int) -> Callable[[int], None]:
     """Each episode draws by the same numbers, in whichever process it is played; nothing else is done."""
 
@@ -396,6 +402,41 @@ def test_a_process_that_fails_ends_all_with_its_cause(config: Path, tmp_path: Pa
     assert "error: one of the 2 processes died or does not answer" in said(folder, 0)
 
 
+@pytest.mark.parametrize(
+    ("own", "first", "cause"),
+    [
+        (
+            ("--grpo.learning_rate", "1"),
+            only_train,
+            "error: rank 1 has other settings than rank 0: grpo.learning_rate 0.003 -> 1;",
+        ),
+        pytest.param(
+            ("--data.train", "shorter/questions.jsonl"),
+            only_train,
+            "content of the questions",
+            marks=pytest.mark.thorough,
+        ),
+        pytest.param(
+            ("--run.output_dir", "another"),
+            unlike_ranks,
+            "error: rank 1 does not see what rank 0 writes to ",
+            marks=pytest.mark.thorough,
+        ),
+    ],
+)
+def test_ranks_of_machines_that_differ_are_refused(
+    config: Path, tmp_path: Path, own: tuple[str, ...], first: Callable[[int], None], cause: str
+) -> None:
+    lines = (tmp_path / "questions.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
+    (tmp_path / "shorter").mkdir()
+    (tmp_path / "shorter" / "questions.jsonl").write_text("".join(lines[::-1]), encoding="utf-8")
+
+    pids = start(config, tmp_path / "run", first=first, own_options={1: own})
+
+    assert ended(pids) == [1, 1]
+    assert all(cause in said(tmp_path / "run", number) for number in (0, 1))
+
+
 @pytest.mark.thorough
 def test_two_processes_without_a_gradient_warn_with_the_reason(tmp_path: Path) -> None:
     config = write_config(tmp_path, grpo=GRPO | {"max_steps": 1}, sft=None, rewards={"execution": 1.0})
@@ -530,7 +571,7 @@ def test_no_process_waits_for_turns_that_another_one_does_not_take(
     folder = tmp_path / "run"
     options = ("--grpo.max_steps", "3", "--rollout.engine", engine)
     first_turn_alone = {1: ("--environment.max_turns", "1")}
-    finish(config, folder, *options, way=way, first=only_train, own_options=first_turn_alone)
+    finish(config, folder, *options, way=way, first=unlike_ranks, own_options=first_turn_alone)
 
     rows = json_lines(folder / "rollouts.jsonl")
     turns = [[len(row["actions"]) for row in rows[i : i + 8]] for i in range(0, len(rows), 8)]

@@ -1,16 +1,19 @@
 """Collectives between the ranks of one run (`accelerate launch`); no-ops in a single process."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 from functools import cache
+from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any, TypeVar
 
 import torch
 from accelerate import PartialState
 from torch import distributed
 
-from text2sql_grpo.errors import RunError
+from text2sql_grpo.errors import ConfigError, RunError
+from text2sql_grpo.files import PARTIAL
 
 T = TypeVar("T")
 _TIMEOUT = timedelta(days=365)
@@ -83,6 +86,27 @@ def any_reason(reason: str | None) -> str | None:
 def barrier() -> None:
     """Block until every rank is here."""
     gather(None)
+
+
+def check_shared(folder: Path, setting: str) -> None:
+    """Fail early if a rank, on another machine, does not see what rank 0 writes to a folder.
+
+    Args:
+        setting: Name of the setting that moves the folder.
+
+    Raises:
+        ConfigError: A rank does not see it.
+    """
+    if not is_distributed():
+        return
+    with NamedTemporaryFile(dir=folder, suffix=PARTIAL) if is_main() else nullcontext() as written:
+        name = gather(Path(written.name).name if written else "")[0]
+        is_seen = gather((folder / name).exists())
+    if not all(is_seen):
+        raise ConfigError(
+            f"rank {is_seen.index(False)} does not see what rank 0 writes to {folder}: set {setting} to a "
+            "folder that all machines share"
+        )
 
 
 @contextmanager

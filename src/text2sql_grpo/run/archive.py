@@ -7,17 +7,20 @@ import shlex
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from fnmatch import fnmatch
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock, Timeout
 from rich.console import Console
 
 from text2sql_grpo.checked import adapter
 from text2sql_grpo.config import Config, dump_config, load_config
+from text2sql_grpo.data.shards import content_files
 from text2sql_grpo.errors import ConfigError, RunError
-from text2sql_grpo.files import PARTIAL, write_text
+from text2sql_grpo.files import PARTIAL, fingerprint, write_text
 from text2sql_grpo.models.hardware import device_type
 from text2sql_grpo.models.loaded_policy import resolved
 from text2sql_grpo.reliability import ranks
@@ -72,6 +75,55 @@ def check_folder(folder: Path) -> None:
             f"the run folder holds other files than those of a run, such as {min(others)} ({folder}): "
             "choose another run.output_dir"
         )
+
+
+@contextmanager
+def claimed(folder: Path) -> Iterator[None]:
+    """Check the run folder, and keep other runs out of it until the block ends. Call on every rank.
+
+    Raises:
+        RunError: Another run writes to the folder, or see `check_folder` and `ranks.check_shared`.
+    """
+    lock = FileLock(folder / f".lock{PARTIAL}", blocking=False)
+
+    def claim() -> None:
+        check_folder(folder)
+        try:
+            lock.acquire()
+        except Timeout:
+            raise RunError(
+                f"another run is writing to this run folder ({folder}): wait for its end, or choose another "
+                "run.output_dir"
+            ) from None
+
+    ranks.from_main(claim)
+    try:
+        ranks.check_shared(folder, "run.output_dir")
+        yield
+    finally:
+        if lock.is_locked:
+            with suppress(OSError):  # Windows deletes no open file
+                os.unlink(lock.lock_file)
+            lock.release()
+
+
+def check_ranks(config: Config) -> None:
+    """Fail early if a rank, on another machine, has other settings or files of questions than rank 0.
+
+    Raises:
+        ConfigError: A rank has.
+    """
+    if not ranks.is_distributed():
+        return
+    sources = [config.data.train, config.data.quarantine]
+    sources += [config.sft.questions, config.sft.chats] if config.sft else []
+    files = [file for source in sources if source is not None for file in content_files(source)]
+    own = adapter(Config).dump_python(config, mode="json")
+    own |= {"content of the questions": fingerprint(None, files)}
+    changed = [f"{name} {old} -> {new}" for name, (old, new) in _changes(ranks.gather(own)[0], own)]
+    reason = f"rank {ranks.rank()} has other settings than rank 0: {', '.join(changed)}" if changed else None
+    if found := ranks.any_reason(reason):
+        raise ConfigError(f"{found}; give every machine the same config and questions")
 
 
 def find_checkpoint(

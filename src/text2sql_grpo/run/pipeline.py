@@ -3,6 +3,7 @@
 import logging
 import shutil
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
@@ -35,7 +36,7 @@ from text2sql_grpo.reliability.signals import StopOnInterrupt, stop_on_sigterm
 from text2sql_grpo.reporting.progress import TrainingProgress
 from text2sql_grpo.reporting.terminal import TextConsole
 from text2sql_grpo.reporting.trackers import PROJECT, Tracking, check_installed, trackers, tracking
-from text2sql_grpo.run.archive import check_folder, find_checkpoint, prepare_folder, resume_hint
+from text2sql_grpo.run.archive import check_ranks, claimed, find_checkpoint, prepare_folder, resume_hint
 from text2sql_grpo.run.run_report import report
 from text2sql_grpo.run.sft_stage import save_and_merge, stage_folder, started_policy, train_on
 from text2sql_grpo.run.stage import Run, accuracy_before, held_out_accuracy
@@ -87,13 +88,13 @@ def train(config: Config, *, console: Console | None = None, resume: str | None 
         RunError: Anything wrong with config, data, model or folder, raised before work is lost.
     """
     check_type("config", config, Config)
-    with stop_on_sigterm():
-        result = _train(config, console or TextConsole(), resume)
+    with stop_on_sigterm(), ExitStack() as claims:
+        result = _train(config, console or TextConsole(), resume, claims)
     ranks.destroy_group()
     return result
 
 
-def _train(config: Config, console: Console, resume: str | None) -> RunResult:
+def _train(config: Config, console: Console, resume: str | None, claims: ExitStack) -> RunResult:
     keep_one_heap()
     config.reward_mix()  # fails before anything is loaded
     arguments = run_arguments(config)  # initialises the process group
@@ -102,6 +103,7 @@ def _train(config: Config, console: Console, resume: str | None) -> RunResult:
         console = Console(quiet=True)
         logging.getLogger("text2sql_grpo").setLevel(logging.ERROR)
     config = replace(config, model=resolved(config.model, device_type()))
+    check_ranks(config)
     is_sharded = arguments.deepspeed is not None or ranks.is_distributed()
     if config.evaluation.blend < 1 and is_sharded:
         raise ConfigError("evaluation.blend below 1 needs a single process: set it to 1")
@@ -118,9 +120,9 @@ def _train(config: Config, console: Console, resume: str | None) -> RunResult:
     if shared := bench.shared(questions, config.data.train):
         run.warn(shared)
     checkpoint = find_checkpoint(config, resume, console)
-    if ranks.is_main():  # other ranks would see its temporary files
-        check_folder(run.folder)
+    claims.enter_context(claimed(run.folder))
     facts = f"questions: {len(questions)}   databases: {len(bench.environment.databases.names())}"
+    facts += f"   processes: {ranks.world_size()}" if ranks.is_distributed() else ""
     console.print(f"Run folder: {run.folder}   {facts}", soft_wrap=True)
     resumed_run = run.folder if checkpoint is None else checkpoint.parent
     try:

@@ -17,7 +17,7 @@ from transformers.integrations import unset_hf_deepspeed_config
 
 from text2sql_grpo import trl_compat
 from text2sql_grpo.config import Config, SFTSettings
-from text2sql_grpo.data.databases import cache_folder
+from text2sql_grpo.data.databases import CACHE_VARIABLE, cache_folder
 from text2sql_grpo.data.example import Example
 from text2sql_grpo.data.shards import content_files
 from text2sql_grpo.environment.protocols import TOOLS
@@ -42,7 +42,14 @@ from text2sql_grpo.reporting.progress import TrainingProgress, sft_facts
 from text2sql_grpo.rollout.chat_format import ChatFormat
 from text2sql_grpo.rollout.demonstrations import Demonstration, chat_demonstration
 from text2sql_grpo.rollout.policy import context_length
-from text2sql_grpo.run.archive import SFT_FREE, check_folder, find_checkpoint, prepare_folder, resume_hint
+from text2sql_grpo.run.archive import (
+    SFT_FREE,
+    check_ranks,
+    claimed,
+    find_checkpoint,
+    prepare_folder,
+    resume_hint,
+)
 from text2sql_grpo.run_folder import RunLog
 from text2sql_grpo.sft.sft_trainer import RESULT_FIELDS, SFTData, SFTStageTrainer, stage_arguments
 from text2sql_grpo.training.arguments import SQLGRPOConfig
@@ -73,11 +80,10 @@ def sft(
         model=resolved(config.model, device_type()),
         run=replace(config.run, output_dir=out),
     )
+    check_ranks(config)
     bench = Bench.open(config)
     checkpoint = find_checkpoint(config, resume, console, free=SFT_FREE)
-    if ranks.is_main():
-        check_folder(out)
-    with stop_on_sigterm(), bench:
+    with claimed(out), stop_on_sigterm(), bench:
         policy = base_policy(config)
         trainer = stage_trainer(bench, policy, out, arguments, console)
         prepare_folder(config, checkpoint, console)
@@ -87,7 +93,7 @@ def sft(
             command = f"text2sql-grpo sft --out {shlex.quote(str(out))}"
             console.print(f"Stopped. {resume_hint(out, command)}", soft_wrap=True)
             return None
-    merged = save_and_merge(trainer, policy, config, console)
+        merged = save_and_merge(trainer, policy, config, console)
     command = f"text2sql-grpo evaluate --model_path {shlex.quote(str(merged))}"
     console.print(f"Its accuracy: {command}", soft_wrap=True)
     ranks.destroy_group()
@@ -120,7 +126,10 @@ def started_policy(
     folder = folder or stage_folder(bench, arguments)
     is_same_data = is_resumed or not _servers(bench)
     with _lock(folder, console):
-        if not ranks.any_rank(is_same_data and folder.exists()):
+        is_trained = ranks.gather(is_same_data and folder.exists())
+        if not all(is_trained):
+            ranks.check_shared(cache_folder("locks"), CACHE_VARIABLE)
+        if not any(is_trained):
             if config.sft.adapter is not None:
                 _copy_adapter(config, config.sft.adapter, folder)
             else:
