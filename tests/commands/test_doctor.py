@@ -164,6 +164,29 @@ def test_without_a_dry_run_in_colour(config: Path, model: Path) -> None:
     assert AutoTokenizer.from_pretrained(model).eos_token in written
 
 
+def two_processes(folder: Path) -> str:
+    """A config of accelerate that starts two processes."""
+    launch = folder / "two.yaml"
+    launch.write_text("num_processes: 2\ndistributed_type: MULTI_GPU\n", encoding="utf-8")
+    return str(launch)
+
+
+def test_a_group_that_two_processes_share(
+    config: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    unchecked_databases: None,
+    untraced_update: None,
+) -> None:
+    options = ("--no-dry-run", "--grpo.per_device_train_batch_size", "2", "--grpo.num_generations", "4")
+    code, found = findings(config, capsys, *options)
+    assert code == 1 and "divisible by num_generations (4)" in found["settings"]["text"]
+
+    code, found = findings(config, capsys, *options, "--accelerate", two_processes(tmp_path))
+
+    assert code == 0 and found["settings"]["text"].endswith("2 processes")
+
+
 @pytest.mark.parametrize(
     ("options", "name", "text"),
     [
@@ -179,6 +202,10 @@ def test_without_a_dry_run_in_colour(config: Path, model: Path) -> None:
             "settings",
             "a reference that no checkpoint can hold",
         ),
+        (["--accelerate", FSDP2], "settings", "accelerate shards a model only on accelerators"),
+        (["--accelerate", "LAUNCH", "--evaluation.blend", "0.5"], "settings", "blend below 1 needs a single"),
+        (["--accelerate", "LAUNCH", "--sft.batch_size", "9"], "settings", "multiple of the number of proc"),
+        (["--accelerate", "LAUNCH"], "data", "one batch needs at least 8 questions"),
         (["--environment.schema_text", "ddl", "--model.path", "SHORT"], "context", "longest prompt"),
     ],
 )
@@ -194,6 +221,7 @@ def test_a_run_that_would_fail(
     if "SHORT" in options:
         short = write_model(tmp_path / "short", architecture="qwen2", max_positions=64)
         options = [word.replace("SHORT", str(short)) for word in options]
+    options = [word.replace("LAUNCH", two_processes(tmp_path)) for word in options]
 
     code, found = findings(config, capsys, "--no-dry-run", *options)
 

@@ -25,8 +25,9 @@ from text2sql_grpo.models.hardware import GIB, hardware
 from text2sql_grpo.models.loaded_policy import four_bit_obstacle
 from text2sql_grpo.phrases import many
 from text2sql_grpo.reporting import trackers as tracking
+from text2sql_grpo.run.stage import wrong_stages
 from text2sql_grpo.sql import Limits, SQLExecutor
-from text2sql_grpo.training.arguments import SQLGRPOConfig, wrong_combinations
+from text2sql_grpo.training.arguments import SQLGRPOConfig, wrong_combinations, wrong_launch
 
 Status = Literal["ok", "note", "skipped", "problem"]
 _PACKAGES = (
@@ -65,14 +66,22 @@ def read_launch(file: Path | None) -> Sharding:
         return Sharding()
     try:
         tree = parse_yaml(file.read_text(encoding="utf-8"))
-        processes = int(tree["num_processes"])
-        deepspeed = tree.get("deepspeed_config") or {}
-        stage = int(deepspeed.get("zero_stage", 3 if tree["distributed_type"] == "FSDP" else 0))
+        processes, kind = int(tree["num_processes"]), tree["distributed_type"]
+        deepspeed, fsdp = tree.get("deepspeed_config") or {}, tree.get("fsdp_config") or {}
+        stage = int(deepspeed.get("zero_stage", 3 if kind == "FSDP" else 0))
+        variables = {
+            "ACCELERATE_USE_FSDP": kind == "FSDP",
+            "ACCELERATE_USE_DEEPSPEED": kind == "DEEPSPEED",
+            "ACCELERATE_DEEPSPEED_ZERO_STAGE": stage,
+            "ACCELERATE_DEEPSPEED_ZERO3_SAVE_16BIT_MODEL": deepspeed.get("zero3_save_16bit_model"),
+            **{name.upper(): value for name, value in fsdp.items()},
+        }
         return Sharding(
             processes,
             stage,
             offloads_states=deepspeed.get("offload_optimizer_device", "none") != "none",
             offloads_weights=deepspeed.get("offload_param_device", "none") != "none",
+            variables={name: str(value) for name, value in variables.items()},
         )
     except (OSError, AttributeError, KeyError, TypeError, ValueError) as error:
         raise ConfigError(f"not a config of accelerate: {error!r} ({file})") from error
@@ -109,7 +118,9 @@ def device() -> Iterator[Finding]:
 def settings(config: Config, arguments: SQLGRPOConfig, sharding: Sharding) -> Finding:
     """Find settings that contradict each other or the launch."""
     is_qlora = config.model.quantization == "4bit"
-    reasons = wrong_combinations(arguments, sharding.processes, is_sharded=sharding.stage == 3)
+    reasons = wrong_launch(sharding.variables, is_on_cpu=bool(arguments.use_cpu))
+    reasons += wrong_combinations(arguments, sharding.processes, is_sharded=sharding.stage == 3)
+    reasons += wrong_stages(config, sharding.processes, is_sharded=sharding.stage > 0)
     if arguments.use_vllm and importlib.util.find_spec("vllm") is None:
         reasons.append(f"grpo.use_vllm needs the package vllm: {install_command('vllm')}")
     if is_qlora and sharding.stage == 3:

@@ -89,7 +89,7 @@ def _findings(config: Config, launch_file: Path | None, dry_run: bool) -> Iterat
     try:
         sharding = checks.read_launch(launch_file)
         config = replace(config, model=resolved(config.model, device_type()))
-        arguments = run_arguments(config)
+        arguments = run_arguments(_by_one_process(config, sharding.processes))
         yield checks.settings(config, arguments, sharding)
         yield checks.tokens(arguments)
         yield checks.trackers(config)
@@ -133,7 +133,7 @@ def _with_model(
         yield Finding("chat template", "problem", str(error))
         return
     yield _chat_template(bench, chat, questions)
-    steps, episodes_per_step = _size_of_run(arguments, len(questions), sharding.processes)
+    steps, episodes_per_step = _size_of_run(arguments, len(questions))
     prompts = _context(bench, chat, questions, model)
     yield prompts
     estimate = partial(memory_of, config, arguments, model, sharding, episodes_per_step)
@@ -167,9 +167,18 @@ def _with_model(
     yield from _first_step(bench, arguments, policy, questions, steps, episodes_per_step)
 
 
-def _size_of_run(arguments: SQLGRPOConfig, n_questions: int, processes: int) -> tuple[int, int]:
+def _by_one_process(config: Config, processes: int) -> Config:
+    """Config by which one process does the steps of all processes."""
+    grpo = {"gradient_accumulation_steps": SQLGRPOConfig.gradient_accumulation_steps, **config.grpo}
+    for name in ("gradient_accumulation_steps", "steps_per_generation"):
+        if isinstance(grpo.get(name), int):
+            grpo[name] *= processes
+    return replace(config, grpo=grpo)
+
+
+def _size_of_run(arguments: SQLGRPOConfig, n_questions: int) -> tuple[int, int]:
     """Number of optimiser steps, and of episodes per step."""
-    episodes = arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps * processes
+    episodes = arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps
     if arguments.max_steps > 0:
         return arguments.max_steps, episodes
     all_episodes = n_questions * arguments.num_generations * arguments.num_iterations

@@ -8,8 +8,9 @@ tracked. `benchmarks/memory_estimate.py` compares the estimate with measured pea
 import copy
 import math
 import weakref
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -46,12 +47,14 @@ class Sharding:
             states, 3 for sharded weights too (FSDP2).
         offloads_states: True if optimiser states are in host memory.
         offloads_weights: True if weights are in host memory.
+        variables: Environment variables by which accelerate asks for this.
     """
 
     processes: int = 1
     stage: int = 0
     offloads_states: bool = False
     offloads_weights: bool = False
+    variables: Mapping[str, str] = field(default_factory=dict, compare=False)
 
 
 @dataclass(frozen=True)

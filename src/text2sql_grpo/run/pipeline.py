@@ -39,7 +39,7 @@ from text2sql_grpo.reporting.trackers import PROJECT, Tracking, check_installed,
 from text2sql_grpo.run.archive import check_ranks, claimed, find_checkpoint, prepare_folder, resume_hint
 from text2sql_grpo.run.run_report import report
 from text2sql_grpo.run.sft_stage import save_and_merge, stage_folder, started_policy, train_on
-from text2sql_grpo.run.stage import Run, accuracy_before, held_out_accuracy
+from text2sql_grpo.run.stage import Run, accuracy_before, held_out_accuracy, wrong_stages
 from text2sql_grpo.run_folder import ROLLOUTS, RunLog, read_metrics
 from text2sql_grpo.training.arguments import SQLGRPOConfig, training_arguments
 from text2sql_grpo.training.blend import blend, trained_weights
@@ -104,9 +104,8 @@ def _train(config: Config, console: Console, resume: str | None, claims: ExitSta
         logging.getLogger("text2sql_grpo").setLevel(logging.ERROR)
     config = replace(config, model=resolved(config.model, device_type()))
     check_ranks(config)
-    is_sharded = arguments.deepspeed is not None or ranks.is_distributed()
-    if config.evaluation.blend < 1 and is_sharded:
-        raise ConfigError("evaluation.blend below 1 needs a single process: set it to 1")
+    for reason in wrong_stages(config, ranks.world_size(), is_sharded=arguments.deepspeed is not None):
+        raise ConfigError(reason)
     names = trackers(config.grpo.get("report_to"))
     check_installed(names)
     if arguments.use_vllm:

@@ -26,6 +26,19 @@ from text2sql_grpo.rewards import Answer
 from text2sql_grpo.run_folder import EVALUATION, answers_file, read_evaluation
 
 
+def wrong_stages(config: Config, processes: int, *, is_sharded: bool) -> list[str]:
+    """List the settings of the stages around GRPO that the number of processes, or sharding, rules out."""
+    sft = config.sft if config.sft and config.sft.adapter is None else None
+    reasons = {
+        "evaluation.blend below 1 needs a single process: set it to 1": (
+            config.evaluation.blend < 1 and (processes > 1 or is_sharded)
+        ),
+        f"sft.batch_size must be a multiple of the number of processes ({processes}), got "
+        f"{sft and sft.batch_size}": sft is not None and sft.batch_size % processes,
+    }
+    return [reason for reason, is_wrong in reasons.items() if is_wrong]
+
+
 @dataclass
 class Run:
     """One run of the main job, from an open bench to a merged model.
