@@ -1,5 +1,6 @@
 """Atomic writes, appends of whole lines, bounded YAML, and JSON and JSONL readers that name file and line."""
 
+import errno
 import hashlib
 import json
 import math
@@ -180,6 +181,18 @@ def read_jsonl(
         place = f"{path}, line {number}" if number else str(path)
         found = f"no field {error}" if isinstance(error, KeyError) else error
         raise DataError(f"cannot read {what}, one JSON object a line: {found} ({place})") from error
+
+
+def is_full_disk(error: BaseException) -> bool:
+    """True if a write failed for lack of space: a full disk, a quota, or a limit on file sizes.
+
+    torch and safetensors write in C++ and Rust: only the text of their errors shows it.
+    """
+    numbers = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    if isinstance(error, OSError):
+        return error.errno in numbers
+    texts = (*map(os.strerror, numbers), "unexpected pos")
+    return any(text in str(error) for text in texts)
 
 
 def cut_lines(path: Path, *, last_step: int | None = None) -> None:

@@ -12,6 +12,7 @@ import duckdb
 import pandas  # type: ignore[import-untyped]
 import pytest
 
+from tests.file_limits import file_size_limit
 from text2sql_grpo.data.databases import Databases, cache_folder, open_address
 from text2sql_grpo.errors import DataError
 from text2sql_grpo.sql import SQLExecutor
@@ -178,6 +179,13 @@ def test_cache_folder_that_cannot_be_written(folder: Path, monkeypatch: pytest.M
     monkeypatch.setenv("TEXT2SQL_GRPO_CACHE", str(folder / "shop.sql"))
 
     with pytest.raises(DataError, match=r"cannot write the cache folder.*TEXT2SQL_GRPO_CACHE"):
+        Databases(folder).address("shop")
+
+
+def test_a_full_disk_under_the_cache_folder_is_not_blamed_on_the_text(folder: Path) -> None:
+    (folder / "shop.sql").write_text("CREATE TABLE t (a);" + "INSERT INTO t VALUES (zeroblob(9000));" * 9)
+
+    with file_size_limit(50_000), pytest.raises(DataError, match=r"cannot write the cache folder.*_CACHE"):
         Databases(folder).address("shop")
 
 

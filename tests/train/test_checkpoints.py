@@ -96,7 +96,7 @@ def test_a_folder_without_the_right_to_write_is_said_and_left_as_it_was(trained:
         if user == 0:
             os.seteuid(65534)  # nobody: root may write everywhere
         try:
-            with pytest.raises(RunError, match=r"cannot write to the run folder: .*denied"):
+            with pytest.raises(RunError, match=r"cannot write a checkpoint to .*denied"):
                 trl_compat.save_checkpoint(trained)
         finally:
             os.seteuid(user)
@@ -110,7 +110,7 @@ def test_a_full_disk_leaves_the_checkpoints_before_and_nothing_else(trained: SQL
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
     with (
         file_size_limit(50_000),
-        pytest.raises(Exception, match=r"File too large|cannot write to the run folder"),
+        pytest.raises(RunError, match=r"cannot write a checkpoint to .*: disk full; the newest one is .*-5"),
     ):
         trl_compat.save_checkpoint(trained)
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()} == before

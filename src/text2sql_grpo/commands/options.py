@@ -1,11 +1,9 @@
 """Option types that several verbs share, and checks of their options."""
 
 import argparse
-import errno
 import gc
 import logging
 import math
-import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -17,6 +15,7 @@ from text2sql_grpo.bundled import located
 from text2sql_grpo.config import Config, check_grpo_keys, load_config
 from text2sql_grpo.data.databases import Databases
 from text2sql_grpo.errors import ConfigError, RunError
+from text2sql_grpo.files import is_full_disk
 from text2sql_grpo.run_folder import CONFIG, EVALUATION
 from text2sql_grpo.sql import SQLExecutor
 
@@ -190,20 +189,8 @@ def writing_to(place: Path) -> Iterator[None]:
         raise
     except Exception as error:
         where = getattr(error, "filename", None) or place
-        if _is_full_disk(error):
+        if is_full_disk(error):
             raise RunError(f"disk full while writing {where}") from error
         if isinstance(error, OSError) and place != Path() and place.is_relative_to(str(where)):
             raise RunError(f"cannot write to {place}: {error.strerror} ({where})") from error
         raise
-
-
-def _is_full_disk(error: BaseException) -> bool:
-    """True if a write failed for lack of space: a full disk, a quota, or a limit on file sizes.
-
-    torch and safetensors write in C++ and Rust: only the text of their errors shows it.
-    """
-    numbers = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-    if isinstance(error, OSError):
-        return error.errno in numbers
-    texts = (*map(os.strerror, numbers), "unexpected pos")
-    return any(text in str(error) for text in texts)

@@ -241,10 +241,11 @@ def _built_of_text(source: Path) -> Path:
                 connection.commit()
             if scratch.stat().st_size == 0:
                 raise DataError(f"the SQL text builds no database: no CREATE TABLE (at {source})")
-    except OSError as error:
-        raise DataError(
-            f"cannot write the cache folder: {error} (at {folder}; set {CACHE_VARIABLE})"
-        ) from error
-    except (sqlite3.Error, ValueError) as error:  # ValueError: a NUL character
+    except (OSError, sqlite3.Error, ValueError) as error:  # ValueError: a NUL character
+        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+        if isinstance(error, OSError) or code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR):
+            raise DataError(
+                f"cannot write the cache folder: {error} (at {folder}; set {CACHE_VARIABLE})"
+            ) from error
         raise DataError(f"the SQL text builds no database: {error} (at {source})") from error
     return target

@@ -18,7 +18,7 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainingArgum
 from trl import GRPOTrainer
 
 from text2sql_grpo.errors import ConfigError, RunError
-from text2sql_grpo.files import PARTIAL, read_json, sha256, write_json
+from text2sql_grpo.files import PARTIAL, is_full_disk, read_json, sha256, write_json
 from text2sql_grpo.phrases import many
 from text2sql_grpo.reliability import ranks
 from text2sql_grpo.run_folder import CONFIG
@@ -201,10 +201,13 @@ class Checkpoints(TrainerCallback):
                 _seal(saved, self.best)
                 _put_in_place(saved, folder / saved.name)
                 _remove_old(folder, trainer.args.save_total_limit)
-        except OSError as error:
+        except Exception as error:
+            reason = "disk full" if is_full_disk(error) else error
+            if reason is error and not isinstance(error, OSError):
+                raise
             newest = [str(path) for path in saved_checkpoints(folder)[-1:]] or ["none"]
             raise RunError(
-                f"cannot write to the run folder: {error}; the newest checkpoint is {newest[0]} ({folder})"
+                f"cannot write a checkpoint to {folder}: {reason}; the newest one is {newest[0]}"
             ) from error
         finally:
             self.partial = None
