@@ -360,6 +360,17 @@ def test_interrupts_full_disks_and_bugs_end_as_they_should(
             main(fails(bug))
 
 
+def test_a_verb_of_one_process_refuses_a_launcher_of_several(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    overlap = ["data", "overlap", "--questions", "none"]
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    assert "overlap runs in one process" not in refused(*overlap, capsys=capsys)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert "overlap runs in one process" in refused(*overlap, capsys=capsys)
+
+
 def test_a_reader_that_ends_early_ends_the_program_quietly() -> None:
     command = [sys.executable, "-m", "text2sql_grpo", "config"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:

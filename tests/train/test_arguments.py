@@ -101,6 +101,14 @@ def test_a_model_that_accelerate_would_not_divide(tmp_path: Path, monkeypatch: p
         made(tmp_path, use_cpu=True)
 
 
+def test_the_config_decides_the_precision_and_not_the_launcher(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for bf16, precision in ((True, "bf16"), (False, "no")):
+        monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "fp16")
+        assert made(tmp_path, bf16=bf16).mixed_precision == precision
+
+
 def test_defaults_that_suit_long_episodes(tmp_path: Path) -> None:
     arguments = made(tmp_path)
     assert (arguments.beta, arguments.disable_dropout, arguments.logging_steps) == (0.0, True, 1)

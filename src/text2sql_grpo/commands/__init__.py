@@ -54,7 +54,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     logging.basicConfig(format="%(message)s", handlers=[_MessageHandler()])
     logging.getLogger("text2sql_grpo").setLevel(logging.INFO)
     logging.getLogger("bitsandbytes.backends.cpu.ops").addFilter(_is_news)
+    is_launched = "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("WORLD_SIZE", "1") != "1"
     try:
+        if is_launched and verb.__name__ not in ("train", "sft"):
+            raise RunError(f"{verb.__name__} runs in one process: leave out accelerate launch and torchrun")
         with writing_to(Path()):
             return verb(**options)
     except argparse.ArgumentError as error:

@@ -143,6 +143,8 @@ class SQLGRPOConfig(GRPOConfig):
             self.use_cpu = is_on_cpu
         if is_on_cpu and self.bf16 is None and not self.fp16:
             self.bf16 = has_fast_bf16()  # TRL's default emulates it where the processor has none
+        if self.bf16 is False and not self.fp16:
+            os.environ["ACCELERATE_MIXED_PRECISION"] = "no"  # else the launcher's precision would win
         super().__post_init__()
         taken = {"tools", "tokenize", "add_generation_prompt", "conversation"} & {
             *(self.chat_template_kwargs or {})
