@@ -18,7 +18,6 @@ Linux only. The last line is JSON.
 
 import argparse
 import json
-import os
 import random
 import resource
 import sqlite3
@@ -34,6 +33,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from spider import SPIDER, check_spider
 
 from text2sql_grpo.sql.executor import SQLExecutor
 from text2sql_grpo.sql.outcome import Limits
@@ -230,13 +230,14 @@ def late_ms(address: str, queries: Sequence[str], executor: SQLExecutor) -> floa
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    default = os.environ.get("TEXT2SQL_GRPO_SHARED_DATA") or Path(__file__).parents[2] / "shared" / "data"
-    parser.add_argument("--data", type=Path, default=Path(default) / "spider", help="Spider's folder")
+    parser.add_argument("--data", type=Path, default=SPIDER, help="Spider's folder")
     parser.add_argument("--engine", choices=list(HOSTILE), default="sqlite")
     parser.add_argument("--rounds", type=int, help="11; with --quick 3")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--quick", action="store_true", help="under a minute")
     options = parser.parse_args()
+    if options.engine == "sqlite":
+        check_spider(parser, options.data)
     rounds = options.rounds or (3 if options.quick else 11)
     console = Console(width=120)
     result: dict[str, Any] = {"benchmark": "executor", "engine": options.engine, "rounds": rounds}

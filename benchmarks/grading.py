@@ -11,7 +11,6 @@ The last line is JSON.
 
 import argparse
 import json
-import os
 import random
 import sqlite3
 import tempfile
@@ -34,6 +33,7 @@ from grading_judge import (
 )
 from rich.console import Console
 from rich.table import Table
+from spider import SPIDER, check_spider
 
 from text2sql_grpo.audit.mutations import mutants
 from text2sql_grpo.grading.gold_query import read_gold
@@ -250,8 +250,7 @@ def seconds_by_tables(n_tables: int) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    default = os.environ.get("TEXT2SQL_GRPO_SHARED_DATA") or Path(__file__).parents[2] / "shared" / "data"
-    parser.add_argument("--data", type=Path, default=Path(default) / "spider", help="Spider's folder")
+    parser.add_argument("--data", type=Path, default=SPIDER, help="Spider's folder")
     parser.add_argument("--golds", type=int, default=300)
     parser.add_argument("--tries", type=int, default=16, help="judge databases for each gold")
     parser.add_argument("--seed", type=int, default=0)
@@ -260,6 +259,7 @@ def main() -> None:
         "--cache", type=Path, help="folder of test databases to use again; default: a new one"
     )
     options = parser.parse_args()
+    check_spider(parser, options.data)
     if options.quick:
         options.golds, options.tries = 20, 10
     console = Console(width=120)

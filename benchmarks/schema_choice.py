@@ -1,20 +1,21 @@
 """Recall of the gold's tables in prompts over one large schema: Spider's databases, taken together.
 
-    python benchmarks/schema_choice.py ../shared/data/spider
+    python benchmarks/schema_choice.py [--data ../shared/data/spider] [--quick]
 
 Tables of one name in several databases get the database's name before it. Printed is the share of
 questions with all columns of their gold in the text, without a choice of tables (`cut`) and with it
 (`choice`), and the share with all tables of the gold, some by name only (`+names`).
 """
 
+import argparse
 import json
 import re
-import sys
 import time
 from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from spider import SPIDER, check_spider
 from sqlglot import exp
 
 from text2sql_grpo.data.databases import Databases
@@ -86,8 +87,8 @@ def place(table: Table, column: Column) -> str:
     return f"{quote_name(table.name)}.{quote_name(column.name)}"
 
 
-def measure(schema: Schema, questions: list[Asked], max_tokens: int) -> str:
-    """One line of the table."""
+def measure(schema: Schema, questions: list[Asked], max_tokens: int) -> dict[str, float]:
+    """Shares and milliseconds by the names of the table's columns."""
     schema = replace(schema, tables=tuple(replace(table, comment="") for table in schema.tables))
     cut = schema_text(schema, "compact", max_tokens=max_tokens)
     choice = table_choice(schema, "compact", max_tokens=max_tokens, count_tokens=estimated_tokens)
@@ -97,28 +98,40 @@ def measure(schema: Schema, questions: list[Asked], max_tokens: int) -> str:
     ms = 1000 * (time.process_time() - started) / len(questions)
     assert max(map(estimated_tokens, texts)) <= max_tokens
     pairs = list(zip(questions, texts, strict=True))
-    shares = [
-        sum(one.is_answerable(cut) for one in questions),
-        sum(one.is_answerable(text) for one, text in pairs),
-        sum(all(name in text for name in one.tables) for one, text in pairs),
-    ]
-    return f"{max_tokens:>6} " + " ".join(f"{n / len(questions):>8.1%}" for n in shares) + f" {ms:>8.1f}"
+    counts = {
+        "cut": sum(one.is_answerable(cut) for one in questions),
+        "choice": sum(one.is_answerable(text) for one, text in pairs),
+        "+names": sum(all(name in text for name in one.tables) for one, text in pairs),
+    }
+    return {name: round(n / len(questions), 4) for name, n in counts.items()} | {"ms each": round(ms, 1)}
 
 
-def main(folder: Path) -> None:
-    """Print the table for the development databases, and for all."""
-    databases = Databases(folder / "database")
-    dev = json.loads((folder / "dev.json").read_text())
-    train = json.loads((folder / "train_spider.json").read_text())[::7]
-    for title, rows in (("dev databases", dev), ("all databases", dev + train)):
-        wanted = {row["db_id"] for row in dev} if rows is dev else set(databases.names())
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--data", type=Path, default=SPIDER, help="Spider's folder")
+    parser.add_argument("--quick", action="store_true", help="a tenth of the questions on the dev databases")
+    options = parser.parse_args()
+    check_spider(parser, options.data)
+    databases = Databases(options.data / "database")
+    dev = json.loads((options.data / "dev.json").read_text())
+    train = json.loads((options.data / "train_spider.json").read_text())[::7]
+    cases = [("dev databases", dev), ("all databases", dev + train)]
+    if options.quick:
+        cases = [("dev databases", dev[::10])]
+    record: dict[str, object] = {"benchmark": "schema_choice"}
+    for title, rows in cases:
+        wanted = set(databases.names()) if title == "all databases" else {row["db_id"] for row in dev}
         schema = union({name: read_schema(databases.address(name)) for name in sorted(wanted)})
         questions = asked(rows, schema)
         print(f"{title}: {len(schema.tables)} tables, {len(questions)} questions")
         print("tokens      cut   choice  +names  ms each")
         for max_tokens in BUDGETS:
-            print(measure(schema, questions, max_tokens), flush=True)
+            found = measure(schema, questions, max_tokens)
+            shares = " ".join(f"{found[name]:>8.1%}" for name in ("cut", "choice", "+names"))
+            print(f"{max_tokens:>6} {shares} {found['ms each']:>8.1f}", flush=True)
+            record[f"{title}, {max_tokens} tokens"] = found
+    print(json.dumps(record))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main()

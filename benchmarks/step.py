@@ -24,7 +24,6 @@ import argparse
 import dataclasses
 import gc
 import json
-import os
 import random
 import tempfile
 import warnings
@@ -39,6 +38,7 @@ from llama_shapes import make_model
 from rich.console import Console
 from rich.table import Table
 from rollout import ForcedSampling, forced, make_tokenizer
+from spider import SPIDER
 from stopwatch import Stopwatch
 from transformers import LlamaForCausalLM, LogitsProcessor, PreTrainedTokenizerFast
 from transformers.trainer_callback import PrinterCallback, TrainerCallback
@@ -107,9 +107,7 @@ class Script:
 
 def read_questions() -> tuple[list[Example], Databases]:
     """Spider's dev set, or else the project's own questions."""
-    shared = os.environ.get("TEXT2SQL_GRPO_SHARED_DATA") or REPOSITORY.parent / "shared" / "data"
-    spider, own = Path(shared) / "spider", REPOSITORY / "data"
-    path, folder = spider / "dev.json", spider / "database"
+    path, folder, own = SPIDER / "dev.json", SPIDER / "database", REPOSITORY / "data"
     if not path.is_file():
         path, folder = own / "questions" / "train.jsonl", own / "databases"
     databases = Databases(folder)
