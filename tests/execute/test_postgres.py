@@ -307,13 +307,21 @@ def test_ordinary_role_is_warned_of_once_and_its_queries_leave_nothing(
     postgres_server: PostgresServer, admin: psycopg.Connection, caplog: pytest.LogCaptureFixture
 ) -> None:
     admin.execute("CREATE ROLE plain LOGIN PASSWORD 'x'; GRANT SELECT ON ward TO plain")
+    admin.execute("GRANT CREATE ON SCHEMA public TO PUBLIC")  # as before PostgreSQL 15
     url = postgres_server.url("plain", "x", "hospital")
-    for _ in range(2):
-        with SQLExecutor(workers=2, cache_entries=0) as executor:
-            assert executor.execute(url, "SELECT name FROM ward WHERE id = 1").rows == (("A",),)
+    try:
+        for _ in range(2):
+            with SQLExecutor(workers=2, cache_entries=0) as executor:
+                assert executor.execute(url, "SELECT name FROM ward WHERE id = 1").rows == (("A",),)
+                assert executor.execute(url, "SELECT name INTO mine FROM ward").status != "ok"
+    finally:
+        admin.execute("REVOKE CREATE ON SCHEMA public FROM PUBLIC")
+    assert admin.execute("SELECT to_regclass('mine')").fetchone() == (None,)
     warnings = [record.getMessage() for record in caplog.records if "beyond reading" in record.getMessage()]
     assert len(warnings) == 1
-    assert "plain@" in warnings[0] and "temporary tables" in warnings[0] and "advisory" in warnings[0]
+    for right in ("temporary tables", "creating tables in public", "advisory"):
+        assert right in warnings[0]
+    assert "plain@" in warnings[0]
     assert "read-only" in warnings[0] and "x@" not in warnings[0]
 
 

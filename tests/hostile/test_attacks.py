@@ -168,6 +168,7 @@ def admin(postgres_server: PostgresServer) -> Iterator[psycopg.Connection]:
         connection.execute(f"REVOKE SELECT ON hidden FROM {POSTGRES_ROLE}")
         connection.execute("CREATE ROLE ordinary LOGIN PASSWORD 'secret'; GRANT SELECT ON ward TO ordinary")
         connection.execute("ALTER ROLE ordinary SET default_transaction_read_only = on")
+        connection.execute("GRANT CREATE ON SCHEMA public TO PUBLIC")  # as before PostgreSQL 15
         yield connection
 
 

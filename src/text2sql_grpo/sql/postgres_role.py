@@ -36,7 +36,8 @@ EXCESS = f"""
             OR rolcreaterole OR rolreplication OR rolname ~ '^pg_' AND rolname NOT IN {_READING_ROLES})
     UNION ALL SELECT 'may create schemas' WHERE has_database_privilege(current_database(), 'CREATE')
     UNION ALL SELECT 'may create tables in ' || nspname FROM pg_namespace
-        WHERE has_schema_privilege(oid, 'CREATE') AND nspname !~ '^pg_(temp|toast_temp)_'
+        WHERE has_schema_privilege(oid, 'CREATE') AND NOT has_schema_privilege('public', oid, 'CREATE')
+            AND nspname !~ '^pg_(temp|toast_temp)_'
     UNION ALL SELECT 'may change ' || oid::regclass FROM pg_class
         WHERE relkind IN ('r', 'p', 'v', 'f') AND relnamespace NOT IN {_SCHEMAS}
             AND (has_table_privilege(oid, 'INSERT, UPDATE, DELETE, TRUNCATE')
@@ -51,9 +52,12 @@ DEFINERS = """
     SELECT DISTINCT proname FROM pg_proc WHERE prosecdef AND NOT pg_has_role(proowner, 'USAGE')
         AND has_function_privilege(oid, 'EXECUTE') AND has_schema_privilege(pronamespace, 'USAGE')
 """
-# Run as any query is, so without a guarded name.
+# Run as any query is, so without a guarded name. Every role may create tables in `public` of a database that
+# an older server than PostgreSQL 15 made.
 HARMLESS_RIGHTS = r"""
     SELECT 'creating temporary tables' WHERE has_database_privilege(current_database(), 'TEMP')
+    UNION ALL SELECT 'creating tables in ' || nspname FROM pg_namespace
+        WHERE has_schema_privilege('public', oid, 'CREATE')
     UNION ALL SELECT 'taking advisory locks' WHERE EXISTS (SELECT FROM pg_proc
         WHERE proname LIKE 'pg\_advisory\_%' AND has_function_privilege(oid, 'EXECUTE'))
     UNION ALL SELECT 'running SQL given as text (*_to_xml)' WHERE EXISTS (SELECT FROM pg_proc
@@ -84,8 +88,7 @@ def restricted_role_sql(
     """SQL that creates a role which can only read tables; run it in that database.
 
     The database's owner may run it if it may create roles. It grants rights to the new role, and changes no
-    right of another role or of PUBLIC. Needs PostgreSQL 15 or newer: before, PUBLIC may create tables in
-    the schema `public`, and a role that may is refused.
+    right of another role or of PUBLIC.
     """
     name, database_name = Identifier(role).as_string(), Identifier(database).as_string()
     settings = {
