@@ -247,5 +247,8 @@ def _built_of_text(source: Path) -> Path:
             raise DataError(
                 f"cannot write the cache folder: {error} (at {folder}; set {CACHE_VARIABLE})"
             ) from error
-        raise DataError(f"the SQL text builds no database: {error} (at {source})") from error
+        raise DataError(
+            f"the SQL text builds no database: {error} (at {source}, which SQLite runs; load a dump of"
+            " PostgreSQL into a server and give its postgresql:// URL, and tables of others as CSV files)"
+        ) from error
     return target
