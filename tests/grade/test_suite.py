@@ -557,6 +557,18 @@ def test_values_that_the_schema_allows_and_no_row_holds_are_tried(
     assert grader.grade(bills, gold, wrong).reason == "test_database"
 
 
+def test_padded_codes_compare_as_their_numbers(bills: Path, grader: Grader) -> None:
+    number = "CAST(substr(code, 2) AS INTEGER)"
+    for gold, right, wrong in [
+        ("substr(code, 2) <= '09'", f"{number} <= 9", f"{number} < 9"),
+        ("code <= 'A05'", f"code GLOB 'A*' AND {number} <= 5", f"{number} <= 5"),
+        ("code = 'A04'", f"code GLOB 'A*' AND {number} = 4", "code LIKE 'A_4'"),
+    ]:
+        answers = (f"SELECT id FROM bill WHERE {condition}" for condition in (right, wrong))
+        reasons = [grader.grade(bills, f"SELECT id FROM bill WHERE {gold}", sql).reason for sql in answers]
+        assert reasons[0] == "equal" != reasons[1]
+
+
 @pytest.mark.parametrize(
     ("gold", "right"),
     [

@@ -33,14 +33,15 @@ MIN_ALIKE = 3  # texts that show which signs all of a column have
 _CLASS = re.compile(r"\[(\^?)(.)(?:-(.))?[^\]]*\]")
 _WILDCARD = re.compile(r"(?<![^\W_])_|_(?![^\W_])")  # inside of a word, `_` is meant as itself
 _RUN = re.compile(r"[^\W\d_]+|\d+|[\W_]+")
+_PADDED = re.compile(r"(?<!\d)0\d")
 _PART = re.compile(r"[^\W\d_]+|[^\w\s]")  # a word or a sign
 _ANY_DIGITS = re.compile(r"\d{1,15}")
 _ANY_NUMBER = re.compile(r"\d+(?:[.]\d+)?")
 _WORDS = re.compile(r"[^\W\d_]+(?:[ .,;'-]+[^\W\d_]+)*[.,]?")
 
 
-def near_values(literal: Cell, alike: Sequence[Cell]) -> list[Cell]:
-    """Values closest to the literal, in the type and format of the values `alike`.
+def near_values(literal: Cell, alike: Sequence[Cell], *, is_code: bool = False) -> list[Cell]:
+    """Values closest to the literal, in the type and format of the values `alike`; no other case of a code.
 
     >>> near_values(20, alike=[18, 35])
     [19, 21, 10, 40]
@@ -76,7 +77,8 @@ def near_values(literal: Cell, alike: Sequence[Cell]) -> list[Cell]:
             return []
         return [day + text[10:] for day in form.around(text[:10], ())[1] if isinstance(day, str)]
     counted = [_ANY_DIGITS.sub(partial(_moved_by, step), text) for step in (-1, 1)]  # 2022/23 next to 2023/24
-    return _distinct(text, [text.lower(), text.upper(), text + "s", text[:-1], "x" + text, *counted])
+    cased = [] if is_code else [text.lower(), text.upper()]
+    return _distinct(text, [*cased, text + "s", text[:-1], "x" + text, *counted])
 
 
 def _moved_by(step: int, number: re.Match[str]) -> str:
@@ -324,7 +326,7 @@ def with_number(number: Cell, known: Sequence[Cell]) -> list[Cell]:
     found = _ANY_NUMBER.findall(texts[0]) if texts else []
     if len(found) != 1 or not isinstance(number, int):
         return []
-    width = len(found[0]) if any(re.search(r"(?<!\d)0\d", text) for text in texts) else 0
+    width = len(found[0]) if any(_PADDED.search(text) for text in texts) else 0
     numbers = (number, *near_values(number, [number]))
     return [_ANY_NUMBER.sub(str(one).zfill(width), texts[0]) for one in numbers]
 
@@ -345,12 +347,19 @@ def common_parts(texts: Sequence[Cell]) -> dict[str, int]:
 def shape(texts: Sequence[Cell]) -> tuple[str, ...]:
     """Runs of letters, of digits and of signs that all texts of a column have; empty unless they are codes.
 
+    Of padded codes it is one run, with the kind of each place: their order as texts is that of their numbers.
+
     >>> shape(["6884 BL", "101 HR", "9580 HK"]), shape(["6884 BL", "101", "9580 HK"])
     (('9', ' ', 'A'), ())
+    >>> shape(["T-0090", "T-0145", "T-1002"])
+    ('A-9999',)
     """
     own = [text for text in texts if isinstance(text, str)]
     if len(own) < MIN_ALIKE or max(map(len, own)) > MAX_READ:
         return ()
+    places = _places(own[0])
+    if any(_PADDED.search(text) for text in own) and all(_places(text) == places for text in own):
+        return (places,)
     first = _runs(own[0])
     return first if "9" in first and all(_runs(text) == first for text in own) else ()
 
@@ -376,6 +385,10 @@ def another_code(texts: Sequence[str], rng: Random) -> str:
         sign if len(set(known)) == 1 else rng.choice(next((one for one in letters if sign in one), sign))
         for sign, known in places
     )
+
+
+def _places(text: str) -> str:
+    return "".join("9" if sign.isdecimal() else "A" if sign.isalpha() else sign for sign in text)
 
 
 def _runs(text: str) -> tuple[str, ...]:
@@ -406,7 +419,8 @@ def fitted(
 
     def fits(text: str) -> bool:
         counts = Counter(_PART.findall(text))
-        return all(counts[part] == n for part, n in common.items()) and (not runs or _runs(text) == runs)
+        is_like = not runs or _runs(text) == runs or (_places(text),) == runs
+        return is_like and all(counts[part] == n for part, n in common.items())
 
     own = [text for text in known if isinstance(text, str)]
     found: list[Cell] = []

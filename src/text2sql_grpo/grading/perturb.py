@@ -229,6 +229,7 @@ class _Content:
         exact: list[Cell] = []
         near: list[Cell] = []
         cores: list[str] = []
+        is_code = len(table.shapes[position]) == 1
         for literal in literals * 2 if dates and len(literals) > 1 else literals:
             if dates:  # an hour of a year is asked for by two literals
                 known = [
@@ -248,7 +249,7 @@ class _Content:
                 continue
             value = as_column_value(literal, alike)
             exact += [] if value is None else [value]
-            near += near_values(literal, alike)
+            near += near_values(literal, alike, is_code=is_code)
             if value is None and column in self.gold.cut:
                 texts = with_number(literal, alike)
                 exact, near = exact + texts[:1], near + texts[1:]
@@ -269,7 +270,8 @@ class _Content:
         if not dates:
             signs = self._common(table, position, with_words=False)
             runs, asked = table.shapes[position], set(literals) - self.gold.patterns
-            met = fitted([value for value in exact if value in asked], alike, signs, (), self.rng)
+            of_asked = runs if is_code and column in self.gold.cut else ()  # a literal may be a part of it
+            met = fitted([value for value in exact if value in asked], alike, signs, of_asked, self.rng)
             exact = [value for value in exact if value not in asked]
             exact = [*met, *(fitted(exact, alike, signs, runs, self.rng) or exact)]
             near = fitted(near, alike, signs, runs, self.rng)
@@ -346,7 +348,8 @@ class _Content:
         if self.rng.random() < 0.5:  # values that no row of the base holds
             some = self.rng.sample(values, min(6, len(values)))
             for value in some:
-                values = values + (dates.around(value, ())[1] if dates else near_values(value, values))
+                beside = near_values(value, values, is_code=len(table.shapes[position]) == 1)
+                values = values + (dates.around(value, ())[1] if dates else beside)
         values = list(dict.fromkeys(values))
         if not dates:
             common = self._common(table, position, with_words=column in self.gold.cut)
