@@ -510,6 +510,15 @@ def test_a_search_that_fails_is_a_gap_and_tried_again(
     assert grader.grade(shop, ITALY, wrong).reason == "test_database"
 
 
+def test_the_search_for_a_slow_answer_ends_and_is_a_gap(
+    shop: Path, grader: Grader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert grader.grade(shop, ITALY, f"{ITALY} AND 1 > 0").gap == ""
+    monkeypatch.setattr("text2sql_grpo.grading.search.MAX_SEARCH_S", 0.0)
+    verdict = grader.grade(shop, ITALY, f"{ITALY} AND 2 > 0")
+    assert verdict.strict and "took over 0 s" in verdict.gap
+
+
 def unread(*_: object, **__: object) -> None:
     raise DataError("disk error")
 

@@ -25,6 +25,7 @@ from text2sql_grpo.grading.search import (
     NO_CANDIDATE,
     Native,
     NoCandidateError,
+    SearchTime,
     Suite,
     draw_databases,
     gap_of,
@@ -170,7 +171,7 @@ class EngineSuites:
         if gold == answer:  # SQLite may lack what makes the difference
             trees = [read_query(sql, mirror.dialect).tree for sql in (gold_sql, answer_sql)]
             is_alike = is_alike and trees[0] == trees[1]
-        n_tried = 0
+        n_tried, time = 0, SearchTime()
         with new_folder(self._scratch) as folder:
             base = sample_of(mirror.path, fingerprint(mirror.path))
             found = self._counterexamples(mirror.path, base, gold, answer, Path(folder), native=native)
@@ -178,12 +179,12 @@ class EngineSuites:
                 with closing(found):
                     for path in islice(found, N_CONFIRMED if is_alike else None):
                         n_tried += 1
-                        if self._is_confirmed(path, mirror, database, gold_sql, answer_sql):
+                        if self._is_confirmed(path, mirror, database, gold_sql, answer_sql, time):
                             return True
             except NoCandidateError:
                 is_alike = False
         drawn = () if is_alike else islice(self._drawn(mirror, native), max(0, N_DRAWN - n_tried))
-        return any(self._is_confirmed(path, mirror, database, gold_sql, answer_sql) for path in drawn)
+        return any(self._is_confirmed(path, mirror, database, gold_sql, answer_sql, time) for path in drawn)
 
     def _is_alike(self, mirror: Mirror, database: Database, gold_sql: str, *answers: str) -> bool:
         """True if the queries return on the mirror what the gold query returns on the database.
@@ -201,15 +202,18 @@ class EngineSuites:
         return known.is_usable and all(map(known.accepts, outcomes, translated))
 
     def _is_confirmed(
-        self, path: Path, mirror: Mirror, database: Database, gold_sql: str, answer_sql: str
+        self, path: Path, mirror: Mirror, database: Database, gold_sql: str, answer_sql: str, time: SearchTime
     ) -> bool:
-        """True if a copy of a candidate refutes the answer on the engine."""
+        """True if a copy of a candidate refutes the answer on the engine; raises SlowAnswerError."""
         url = self._copied(path, mirror, database)
         try:
             gold = GoldResult.of(self._executor, url, gold_sql, limits=self._limits)
             outcome = self._executor.execute(url, answer_sql, limits=self._limits)
             is_other = gold.outcome.is_ok and not gold.accepts(outcome, answer_sql, may_find_nothing=True)
-            return is_other and self._is_sound(gold, url, mirror.dialect)
+            if is_other and self._is_sound(gold, url, mirror.dialect):
+                return True
+            time.spend(gold.outcome, outcome)
+            return False
         finally:
             self.drop(url)
 

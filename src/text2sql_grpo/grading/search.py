@@ -51,6 +51,8 @@ N_WITH_NULLS = 4  # more of them, with NULLs wherever they are declared, if aske
 MIN_LARGE, MAX_LARGE = 4, 120  # numbers in a query that ask for them, and their rows
 MAX_OF_ANSWER = 64  # size of groups that only the answer asks for, above which other candidates ignore it
 N_SAMPLES = 128  # samples as queries read them that are kept: answers to one question read the same
+MAX_SEARCH_S = 10.0  # in databases, for one answer; a slow one is tried on fewer candidates
+N_AT_ONCE = 4  # candidates on which an answer runs before that time is looked at
 ROWS_FOR_ANSWER = (1, 8, 16, 24)  # of a table that a query reads, before groups need more
 
 # Fields of a gold query to which an answer adds nothing.
@@ -62,6 +64,23 @@ FAILED = "the gold query failed when its test databases were made"
 
 class NoCandidateError(Exception):
     """The gold query runs on none of the candidates drawn for an answer."""
+
+
+class SlowAnswerError(Exception):
+    """An answer takes so long on candidates that the search for a counterexample ends."""
+
+
+class SearchTime:
+    """Seconds in databases that the search for a counterexample to one answer may still take."""
+
+    def __init__(self) -> None:
+        self._left_s = MAX_SEARCH_S
+
+    def spend(self, *outcomes: ExecutionOutcome) -> None:
+        """Subtract the time of executions; raises SlowAnswerError if none is left."""
+        self._left_s -= sum(outcome.elapsed_s for outcome in outcomes)
+        if self._left_s < 0:
+            raise SlowAnswerError(f"the answer took over {MAX_SEARCH_S:g} s on candidates")
 
 
 @dataclass(frozen=True)
@@ -283,6 +302,7 @@ def find_counterexamples(
 
     Raises:
         NoCandidateError: The gold query runs on none of the candidates.
+        SlowAnswerError: The answer runs too long to be tried on all of them.
     """
     gold = read_gold(gold_sql, base.schema, base.views)
     answer = read_gold(answer_sql, base.schema, base.views)
@@ -317,10 +337,14 @@ def find_counterexamples(
             candidates.append(drawn)
         if not candidates:
             raise NoCandidateError("the gold query fails on all candidates")
-        outcomes = executor.execute_many([(drawn.path, answer_sql) for drawn in candidates], limits=limits)
-        for drawn, outcome in zip(candidates, outcomes, strict=True):
-            if not drawn.gold.accepts(outcome, may_find_nothing=True) and drawn.is_stable():
-                yield drawn.path
+        time = SearchTime()
+        for start in range(0, len(candidates), N_AT_ONCE):
+            some = candidates[start : start + N_AT_ONCE]
+            outcomes = executor.execute_many([(drawn.path, answer_sql) for drawn in some], limits=limits)
+            for drawn, outcome in zip(some, outcomes, strict=True):
+                if not drawn.gold.accepts(outcome, may_find_nothing=True) and drawn.is_stable():
+                    yield drawn.path
+            time.spend(*outcomes)
 
 
 def _recipes_for_answer(rng: Random, query: GoldQuery) -> list[Recipe]:

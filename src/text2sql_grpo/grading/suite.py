@@ -35,6 +35,7 @@ from text2sql_grpo.grading.search import (
     FAILED,
     Native,
     NoCandidateError,
+    SlowAnswerError,
     Suite,
     find_counterexamples,
     find_test_databases,
@@ -180,6 +181,8 @@ class TestSuite:
             found = self._trial(database, gold_sql, answer_sql)
         except (SlowExpressionsError, NoCandidateError) as error:
             found = Trial(gap=f"no counterexample was searched: {error}")
+        except SlowAnswerError as error:
+            found = Trial(gap=f"fewer counterexamples were searched: {error}")
         except RunError:
             raise
         except Exception as error:  # any answer: its gap is counted
