@@ -30,6 +30,7 @@ def merge(
     out = out or (adapter if is_bundled(adapter) else found).parent / "merged"
     with options.writing_to(out):
         console = options.quiet_console(highlight=False)
+        console.print(f"Merging {found} ...", soft_wrap=True)
         from text2sql_grpo.publishing.merging import merge_adapter
 
         report = merge_adapter(found, out, base=base, dtype=dtype, quantization=quantization)

@@ -377,6 +377,7 @@ def save_and_merge(trainer: Trainer, policy: LoadedPolicy, config: Config, conso
     unset_hf_deepspeed_config()  # ZeRO-3 must not shard the models that are read from now on
     if ranks.is_main():
         base = None if config.model.lora is None else policy.folder
+        console.print(f"Merging {trained} ...", soft_wrap=True)
         console.print(str(merge_adapter(trained, merged, base=base)), soft_wrap=True)
     ranks.barrier()
     return merged
