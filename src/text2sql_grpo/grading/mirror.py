@@ -430,7 +430,6 @@ class Translator:
 
     Attributes:
         path: The mirror.
-        n_refused: Number of queries that return something else on the database than on the mirror.
     """
 
     def __init__(self, executor: SQLExecutor, database: Database, folder: Path) -> None:
@@ -440,7 +439,6 @@ class Translator:
             DataError: The database cannot be read, or the folder cannot be written.
         """
         address = parse_address(database)
-        self.n_refused = 0
         self._executor, self._database = executor, database
         self._known: dict[str, str | None] = {}
         self._schema: Schema | None = None
@@ -466,7 +464,6 @@ class Translator:
         if sql not in self._known:
             found = in_dialect(sql, self._schema, self._dialect)
             self._known[sql] = found if found and self._agree(found, sql) else None
-            self.n_refused += self._known[sql] is None
         return self._known[sql]
 
     def in_sqlite(self, sql: str) -> str | None:
