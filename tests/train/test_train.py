@@ -361,7 +361,7 @@ def test_a_model_is_trained_in_4_bit_and_merged_into_the_weights_it_was_trained_
 SHOWN = re.compile(
     r"(SFT|Evaluation (before|after)|GRPO) [━╸╺ ]+ *\d+/\d+ .*|"
     r"Run folder: .*|SFT: .*|warning: held-out questions are also training questions .*|"
-    r"merged .*|into .*|largest change of a logit: .*|"
+    r"(Merging|merged) .*|into .*|largest change of a logit: .*|"
     r"Strict accuracy .*|n +before +after +difference .*|─+|test_values.*|by question .*|"
     r"(Of \d+ questions|Both are right) .*|(by )?(database|question) alone\.|alone\.|Time: .*|"
     r"(merged model|learning curve|evaluation|report) +\S+|Look at its answers: .*|"
