@@ -67,11 +67,11 @@ class NoCandidateError(Exception):
 
 
 class SlowAnswerError(Exception):
-    """An answer takes so long on candidates that the search for a counterexample ends."""
+    """An answer, or its gold query, takes so long on candidates that the search for a counterexample ends."""
 
 
 class SearchTime:
-    """Seconds in databases that the search for a counterexample to one answer may still take."""
+    """Seconds in databases that the search for a counterexample to one answer has left."""
 
     def __init__(self) -> None:
         self._left_s = MAX_SEARCH_S
@@ -80,7 +80,7 @@ class SearchTime:
         """Subtract the time of executions; raises SlowAnswerError if none is left."""
         self._left_s -= sum(outcome.elapsed_s for outcome in outcomes)
         if self._left_s < 0:
-            raise SlowAnswerError(f"the answer took over {MAX_SEARCH_S:g} s on candidates")
+            raise SlowAnswerError(f"the queries took over {MAX_SEARCH_S:g} s on candidates")
 
 
 @dataclass(frozen=True)
