@@ -406,6 +406,27 @@ def test_a_link_out_of_the_folder_is_neither_read_nor_written(
     assert not hub.repositories and (tmp_path / "private.txt").read_text() == "mine alone"
 
 
+@pytest.mark.parametrize("name", ["report.html", "learning_curve.png"])
+def test_a_page_or_curve_that_is_a_link_out_of_the_run_is_not_read(
+    hub: Hub, merged: Path, tmp_path: Path, name: str
+) -> None:
+    (tmp_path / "private.txt").write_text("mine alone")
+    (merged.parent / name).unlink(missing_ok=True)
+    (merged.parent / name).symlink_to(tmp_path / "private.txt")
+    with pytest.raises(DataError, match=rf"links out of the run folder .*{name}"):
+        push_to_hub(merged, "me/sql", token=TOKEN, report=name == "report.html")
+    assert not hub.repositories and not (merged / name).exists()
+
+
+def test_the_page_is_not_written_through_a_link(hub: Hub, merged: Path, tmp_path: Path) -> None:
+    (tmp_path / "private.txt").write_text("mine alone")
+    (merged.parent / "report.html").write_text("of the run")
+    (merged / "report.html").symlink_to(tmp_path / "private.txt")
+    push_to_hub(merged, "me/sql", token=TOKEN, report=True)
+    assert (merged / "report.html").read_text() == "of the run"
+    assert (tmp_path / "private.txt").read_text() == "mine alone"
+
+
 @pytest.mark.parametrize(
     ("name", "secret"),
     [

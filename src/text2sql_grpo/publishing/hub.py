@@ -6,7 +6,6 @@ upload: huggingface_hub sends no file again that the Hub has, nor, with Xet, a p
 
 import logging
 import os
-import shutil
 from collections.abc import Callable, Sequence
 from fnmatch import fnmatch
 from glob import escape
@@ -17,7 +16,7 @@ from huggingface_hub import DatasetCard, DatasetCardData, HfApi, get_token, is_o
 from huggingface_hub.errors import HfHubHTTPError, HTTPError  # type: ignore[attr-defined]
 
 from text2sql_grpo.errors import DataError, HubError
-from text2sql_grpo.publishing.model_card import MARK, is_written_by_hand, write_model_card
+from text2sql_grpo.publishing.model_card import MARK, copy_from_run, is_written_by_hand, write_model_card
 from text2sql_grpo.publishing.secrets import check_no_secrets
 from text2sql_grpo.publishing.upload_checks import (
     ADAPTER_WEIGHTS,
@@ -83,13 +82,13 @@ def push_to_hub(
         HubError: Offline mode, no token, a refused token, a public repository against `private`, a secret
             in a file, no space left, or a failure of the Hub; states whether anything was sent.
         ModelError: `folder` is no loadable model or adapter.
-        DataError: The run has no page.
+        DataError: The run has no page, or its page is a link out of the run folder.
     """
     if report:
         page = folder.parent / PAGE
         if not page.is_file():
             raise DataError(f"the run has no {PAGE}: write it with text2sql-grpo view {folder.parent}")
-        shutil.copyfile(page, folder / PAGE)
+        copy_from_run(page, folder)
     files = (*MODEL_FILES, PAGE) if report else MODEL_FILES
     is_adapter = (folder / "adapter_config.json").is_file()
     weights = ADAPTER_WEIGHTS if is_adapter else MODEL_WEIGHTS

@@ -13,7 +13,7 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from text2sql_grpo.audit.questions import REASONS
 from text2sql_grpo.errors import DataError
 from text2sql_grpo.evaluation.statistics import remarks
-from text2sql_grpo.files import read_json, sha256
+from text2sql_grpo.files import draft, read_json, sha256
 from text2sql_grpo.models.sources import KNOWN_GGUF, SMOLLM2, SMOLLM2_HUB_ID
 from text2sql_grpo.publishing.usage_examples import TEMPLATES, usage_examples
 from text2sql_grpo.rewards import RewardMix
@@ -103,10 +103,22 @@ def write_model_card(
         ),
     )
     if (run / CURVE).is_file():
-        shutil.copyfile(run / CURVE, folder / CURVE)
+        copy_from_run(run / CURVE, folder)
     path = folder / "README.md"
     ModelCard(text).save(path)
     return path
+
+
+def copy_from_run(path: Path, folder: Path) -> None:
+    """Copy a file directly in a run folder into a folder of a model, in place of a file or link there.
+
+    Raises:
+        DataError: It is a link out of the run folder.
+    """
+    if not path.resolve().is_relative_to(path.parent.resolve()):
+        raise DataError(f"links out of the run folder are not followed: copy the file instead ({path})")
+    with draft(folder / path.name) as scratch:
+        shutil.copyfile(path, scratch)
 
 
 def is_written_by_hand(readme: Path) -> bool:
