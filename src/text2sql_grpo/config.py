@@ -388,7 +388,7 @@ class AlertsConfig:
         min_reward: Alert below this mean reward.
         min_entropy: Alert below this mean entropy of the policy, in nats per token.
         max_kl: Alert above this mean KL to the reference; needs `grpo.beta`.
-        max_dead_groups: Alert above this share of zero-variance groups, in [0, 1].
+        max_zero_variance_groups: Alert above this share of zero-variance groups, in [0, 1].
         max_hack_rate: Alert above this `hack/rate`, in [0, 1].
         stalled_s: Alert after this many seconds without a finished step.
     """
@@ -398,7 +398,7 @@ class AlertsConfig:
     min_reward: float | None = None
     min_entropy: float | None = 0.01
     max_kl: float | None = 10.0
-    max_dead_groups: Share | None = 0.95
+    max_zero_variance_groups: Share | None = 0.95
     max_hack_rate: Share | None = 0.2
     stalled_s: AboveZero | None = 1800.0
 
@@ -623,7 +623,11 @@ def dump_config(config: Config) -> str:
     return yaml.dump(adapter(Config).dump_python(config, mode="json"), Dumper=_Dumper, sort_keys=False)
 
 
-_RENAMED = {"grading.neighbours": "test_databases", "grading.neighbour_url": "server_url"}
+_RENAMED = {
+    "grading.neighbours": "test_databases",
+    "grading.neighbour_url": "server_url",
+    "alerts.max_dead_groups": "max_zero_variance_groups",
+}
 _DEFAULTS = {
     "sft.stop": None,
     "selection.by": "uniform",

@@ -16,7 +16,8 @@ from text2sql_grpo.config import AlertsConfig
 from text2sql_grpo.errors import ConfigError
 from text2sql_grpo.reliability.alerts import Alerts
 
-OFF = {"min_entropy": None, "max_kl": None, "max_dead_groups": None, "max_hack_rate": None, "stalled_s": None}
+NAMES = ("min_entropy", "max_kl", "max_zero_variance_groups", "max_hack_rate", "stalled_s")
+OFF = dict.fromkeys(NAMES)
 
 
 class Receiver(HTTPServer):
@@ -83,7 +84,7 @@ class Training:
         ("min_reward", 0.1, "reward", 0.2, 0.0),
         ("min_entropy", 0.05, "entropy", 0.3, 0.01),
         ("max_kl", 1.0, "kl", 0.2, 30.0),
-        ("max_dead_groups", 0.9, "frac_reward_zero_std", 0.5, 1.0),
+        ("max_zero_variance_groups", 0.9, "frac_reward_zero_std", 0.5, 1.0),
         ("max_hack_rate", 0.2, "hack/rate", 0.0, 0.5),
     ],
 )

@@ -29,7 +29,7 @@ _LIMITS = (
     ("min_reward", "reward", "the reward has collapsed"),
     ("min_entropy", "entropy", "the policy has become certain of every token"),
     ("max_kl", "kl", "the policy has left its reference"),
-    ("max_dead_groups", "frac_reward_zero_std", "nearly all groups have zero variance"),
+    ("max_zero_variance_groups", "frac_reward_zero_std", "nearly all groups have zero variance"),
     ("max_hack_rate", "hack/rate", "answers win the reward by other means than being right"),
 )
 
