@@ -364,3 +364,5 @@ def test_the_config_of_a_run_of_an_earlier_version_is_read(repo_root: Path, tmp_
     changed.write_text(old.read_text().replace("stop: null", "stop: {accuracy: 0.6}"))
     with pytest.raises(ConfigError, match=r"sft\.stop was removed"):
         load_config(changed)
+    alerts = load_config(old, ["--alerts.max_dead_groups", "0.9"]).alerts
+    assert alerts is not None and alerts.max_zero_variance_groups == 0.9
