@@ -10,6 +10,7 @@ import pytest
 from text2sql_grpo.errors import DataError
 from text2sql_grpo.sql import ExecutionOutcome, Limits, SQLExecutor, sqlite_file
 from text2sql_grpo.sql.frames import marshalled, marshalled_list
+from text2sql_grpo.sql.schema import read_schema
 from text2sql_grpo.sql.sqlite import DatabaseLocked, HardenedDatabase
 from text2sql_grpo.sql.sqlite_file import fingerprint_of, open_database
 
@@ -98,6 +99,21 @@ def test_fingerprint_sees_a_log(database: Path) -> None:
         writer.commit()
 
         assert not logged[-1] and len({settled, logged, fingerprint_of(str(database))}) == 3
+
+
+def test_log_of_a_file_behind_a_link_is_seen(database: Path, tmp_path: Path) -> None:
+    link = tmp_path / "links" / "link.sqlite"
+    link.parent.mkdir()
+    link.symlink_to(database)
+    with closing(sqlite3.connect(database)) as writer, SQLExecutor(workers=1) as executor:
+        writer.execute("PRAGMA journal_mode = WAL")
+        for value in (3, 4):
+            writer.execute(f"INSERT INTO t VALUES ({value})")
+            writer.commit()
+            os.utime(database, (1, 1))
+            assert not fingerprint_of(str(link))[-1]
+            assert ((value,),) == executor.execute(link, "SELECT max(a) FROM t").rows
+            assert read_schema(link).tables[0].n_rows == read_schema(database).tables[0].n_rows
 
 
 def test_connection_knows_that_the_file_changed(database: Path, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from text2sql_grpo.errors import DataError
 from text2sql_grpo.files import draft
 from text2sql_grpo.phrases import listed
 from text2sql_grpo.sql.address import DUCKDB_FILES, Database, holds_password, parse_address
+from text2sql_grpo.sql.sqlite_file import linked
 
 CACHE_VARIABLE = "TEXT2SQL_GRPO_CACHE"
 MAX_NAMES_SHOWN = 20
@@ -102,7 +103,7 @@ class Databases:
         address = parse_address(self.address(name))
         if address.engine.is_server:
             return []
-        logs = [Path(address.location + suffix) for suffix in address.engine.logs]
+        logs = [Path(linked(address.location) + suffix) for suffix in address.engine.logs]
         return [Path(address.location), *(log for log in logs if log.is_file() and log.stat().st_size)]
 
     def dialect(self, name: str) -> str:

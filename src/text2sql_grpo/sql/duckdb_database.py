@@ -30,6 +30,7 @@ from text2sql_grpo.sql.failure_text import (
     late_text,
 )
 from text2sql_grpo.sql.outcome import Cell, ExecutionOutcome, Limits, Row
+from text2sql_grpo.sql.sqlite_file import linked
 
 FETCHED_ROWS = 64
 
@@ -125,7 +126,7 @@ def fingerprint_of(path: str) -> Fingerprint:
         status = os.stat(path)
         if not stat.S_ISREG(status.st_mode):
             raise OSError("it is not a regular file")
-        has_log = os.access(path + ".wal", os.F_OK)
+        has_log = os.access(linked(path) + ".wal", os.F_OK)
     except (OSError, ValueError) as error:
         raise DataError(f"cannot read the DuckDB database file: {error} (at {path})") from error
     return (status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_ino, has_log)

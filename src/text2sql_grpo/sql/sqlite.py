@@ -33,6 +33,7 @@ from text2sql_grpo.sql.sqlite_file import (
     connect,
     fingerprint_of,
     is_unlocked,
+    linked,
     open_file,
     prepare_virtual_tables,
     text_of,
@@ -109,6 +110,7 @@ class HardenedDatabase:
         self._deadline = float("inf")
         self._guard = ReadGuard()
         self._version = fingerprint[:4]
+        self._log = linked(path) + "-wal"  # another target of a link is another version
         self._is_settled = fingerprint[-1]
         self.n_bytes = OVERHEAD_BYTES + min(fingerprint[1], 1024 * PAGE_CACHE_KIB)
         self._file, self._has_wal_header = open_file(path)
@@ -145,7 +147,7 @@ class HardenedDatabase:
             is_same = version_of(os.stat(self.path)) == self._version
         except OSError:
             return False
-        return is_same and not (self._has_wal_header and os.access(self.path + "-wal", os.F_OK))
+        return is_same and not (self._has_wal_header and os.access(self._log, os.F_OK))
 
     def is_unchanged(self) -> bool:
         """True if all reads since the opening saw one state of the file.

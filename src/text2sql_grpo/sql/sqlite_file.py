@@ -51,12 +51,17 @@ def fingerprint_of(path: str, logs: Iterable[str] = ("-wal", "-journal")) -> Fin
     except (OSError, ValueError) as error:
         raise DataError(f"cannot read the SQLite database file: {error} (at {path})") from error
     seen = []
-    for log in [path + suffix for suffix in logs]:
+    for log in [linked(path) + suffix for suffix in logs]:
         with contextlib.suppress(FileNotFoundError):  # merged meanwhile
             if os.access(log, os.F_OK) and (found := os.stat(log)).st_size:
                 seen.append((found.st_mtime_ns, found.st_size))
     is_settled = not seen and abs(time.time_ns() - status.st_mtime_ns) > SETTLED_NS
     return (*version_of(status), tuple(seen), is_settled)
+
+
+def linked(path: str) -> str:
+    """Path of the file that a link leads to, next to which SQLite keeps its logs; else the path itself."""
+    return os.path.realpath(path) if os.path.islink(path) else path
 
 
 def version_of(status: os.stat_result) -> tuple[int, int, int, int]:
@@ -142,11 +147,11 @@ def connect(path: str, *, is_settled: bool, has_log_mode: bool) -> sqlite3.Conne
             return _connected(path, "immutable=1")
         if not has_log_mode or os.name == "nt":
             return _connected(path)
-        if os.access(path + "-shm", os.F_OK):
+        if os.access(linked(path) + "-shm", os.F_OK):
             with contextlib.suppress(sqlite3.OperationalError):  # its writer is gone
                 return _connected(path, "readonly_shm=1")
         # Without a lock, for which SQLite would make a file next to the log. See `is_unlocked`.
-        if not os.access(path + "-wal", os.F_OK):
+        if not os.access(linked(path) + "-wal", os.F_OK):
             return _connected(path, "immutable=1", "PRAGMA locking_mode = EXCLUSIVE;")
         return _connected(path, "vfs=unix-none", "PRAGMA locking_mode = EXCLUSIVE;")
     except sqlite3.Error as error:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from text2sql_grpo.errors import DataError
 from text2sql_grpo.files import sha256
-from text2sql_grpo.sql.sqlite_file import fingerprint_of
+from text2sql_grpo.sql.sqlite_file import fingerprint_of, linked
 
 
 class PrivateCopy:
@@ -21,8 +21,8 @@ class PrivateCopy:
         self._folder = tempfile.TemporaryDirectory(prefix="text2sql-grpo-mcp-", ignore_cleanup_errors=True)
         self.path = Path(self._folder.name) / database.name
         try:
-            for source in _files(database):
-                target = self.path.with_name(source.name)
+            for suffix, source in _files(database).items():
+                target = self.path.with_name(self.path.name + suffix)
                 shutil.copyfile(source, target)
                 os.utime(target, (0, 0))  # so that any later write shows
             self.path.chmod(0o444)
@@ -81,10 +81,10 @@ class Originals:
             self.check(database, by_hash=True)
 
 
-def _files(database: Path) -> list[Path]:
-    """The file, and what SQLite has not yet written back into it."""
-    log = database.with_name(f"{database.name}-wal")
-    return [database, log] if log.exists() and log.stat().st_size else [database]
+def _files(database: Path) -> dict[str, Path]:
+    """The file, and what SQLite has not yet written back into it, by the end of its name."""
+    log = Path(linked(str(database)) + "-wal")
+    return {"": database} | ({"-wal": log} if log.exists() and log.stat().st_size else {})
 
 
 def _times(database: Path) -> object:
@@ -94,6 +94,6 @@ def _times(database: Path) -> object:
 
 def _digests(database: Path) -> list[str]:
     try:
-        return [sha256(path) for path in _files(database)]
+        return [sha256(path) for path in _files(database).values()]
     except OSError as error:
         raise DataError(f"cannot read a database that an MCP server's tools were used on: {error}") from error
