@@ -55,8 +55,8 @@ def test_cap_on_rows(rows: int, lines: list[str]) -> None:
 
 
 def test_rows_cut_by_the_executor() -> None:
-    assert shown((0,), (1,), (2,), is_truncated=True, max_rows=2)[-1] == "(2 of more than 3 rows shown)"
-    assert shown((0,), (1,), is_truncated=True, max_rows=2)[-1] == "(2 of more than 2 rows shown)"
+    assert shown((0,), (1,), (2,), is_truncated=True, max_rows=2)[-1] == "(2 of at least 3 rows shown)"
+    assert shown((0,), (1,), is_truncated=True, max_rows=2)[-1] == "(2 of at least 2 rows shown)"
 
 
 @pytest.mark.parametrize(("max_chars", "n_shown"), [(17, 2), (16, 1), (11, 1), (10, 0), (5, 0)])

@@ -1,5 +1,6 @@
 """Bounds of one query: its text, its rows, its cells, its time."""
 
+import marshal
 import math
 import time
 from decimal import Decimal
@@ -8,7 +9,7 @@ import pytest
 
 from text2sql_grpo.sql.bounds import TimeLimitReachedError, exact_number, first_word, is_blank, keep_rows
 from text2sql_grpo.sql.failure_text import MAX_ERROR_CHARS, late_text, short_line, why_unfit
-from text2sql_grpo.sql.outcome import Limits
+from text2sql_grpo.sql.outcome import Cell, Limits
 
 
 @pytest.mark.parametrize(
@@ -79,14 +80,26 @@ def test_not_a_number_stays_so() -> None:
     [
         (Limits(max_rows=3, max_bytes=1000), 3, False),
         (Limits(max_rows=2, max_bytes=1000), 2, True),
-        (Limits(max_rows=3, max_bytes=3 * (8 + 8 + 2 + 1)), 3, False),
-        (Limits(max_rows=3, max_bytes=3 * (8 + 8 + 2 + 1) - 1), 2, True),
+        (Limits(max_rows=3, max_bytes=3 * (9 + 9 + 7 + 6)), 3, False),
+        (Limits(max_rows=3, max_bytes=3 * (9 + 9 + 7 + 6) - 1), 2, True),
         (Limits(max_rows=3, max_bytes=1), 0, True),
     ],
 )
 def test_rows_are_kept_up_to_the_caps(limits: Limits, n_kept: int, is_truncated: bool) -> None:
     rows = [(None, 1, "ab", b"c")] * 3
     assert keep_rows(iter(rows), limits, math.inf) == (tuple(rows[:n_kept]), is_truncated)
+
+
+@pytest.mark.parametrize("row", [("漢" * 400_000,), ("",) * 300, (2**900, -1, None, 1.5, b"") * 20])
+def test_rows_take_no_more_bytes_than_the_limit(row: tuple[Cell, ...]) -> None:
+    rows, is_truncated = keep_rows(iter([row] * 20_000), Limits(max_rows=20_000), math.inf)
+    assert is_truncated and len(rows) > 1
+    assert len(marshal.dumps(rows)) < 1.1 * Limits().max_bytes  # a few bytes for each row
+
+
+def test_a_value_that_was_cut_in_an_earlier_row_counts() -> None:
+    rows = [("x" * 1_000_001,), ("漢" * 400_000,)]
+    assert keep_rows(iter(rows), Limits(), math.inf)[1]
 
 
 def test_digits_of_large_numbers_count() -> None:

@@ -59,10 +59,10 @@ def observation_text(outcome: ExecutionOutcome, limits: ObservationLimits, *, of
             break
         lines.append(line)
     shown, total = len(lines) - 1, len(outcome.rows)
-    if total == 0:
+    if outcome.is_truncated:  # after some rows, or inside a value
+        lines.append(f"({shown} of at least {total} rows shown)")
+    elif total == 0:
         lines.append("(no rows)")
-    elif outcome.is_truncated:
-        lines.append(f"({shown} of more than {total} rows shown)")
     elif shown < total:
         lines.append(f"({shown} of {total} rows shown)")
     return "\n".join(lines)

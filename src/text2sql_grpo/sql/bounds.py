@@ -77,7 +77,8 @@ def keep_rows(rows: Iterator[Row], limits: Limits, deadline: float) -> tuple[tup
     for row in rows:
         sizes = list(map(_size_of, row))
         if max(sizes, default=0) > MAX_VALUE_BYTES:
-            (row,), is_cut = cut_values([row], MAX_VALUE_BYTES)
+            (row,), was_cut = cut_values([row], MAX_VALUE_BYTES)
+            is_cut = is_cut or was_cut
             sizes = list(map(_size_of, row))
         n_bytes += sum(sizes)
         if len(kept) == limits.max_rows or n_bytes > limits.max_bytes:
@@ -96,6 +97,9 @@ def _short_number(cell: Cell) -> Cell:
 
 
 def _size_of(cell: Cell) -> int:
+    """Bytes of a value as marshalled, at most: its type, its length and itself."""
+    if isinstance(cell, str) and not cell.isascii():
+        cell = cell.encode(errors="replace")
     if isinstance(cell, str | bytes):
-        return len(cell)
-    return max(8, cell.bit_length() // 8) if isinstance(cell, int) else 8  # DECIMAL may have 100,000 digits
+        return 5 + len(cell)
+    return max(9, cell.bit_length() // 7) if isinstance(cell, int) else 9  # DECIMAL may have 100,000 digits
