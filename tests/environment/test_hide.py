@@ -84,7 +84,7 @@ def test_functions_of_the_database_are_refused_whatever_the_limits(tmp_path: Pat
 def test_pattern_that_hides_nothing_is_logged(shop: Path, caplog: pytest.LogCaptureFixture) -> None:
     with Environment(shop, hide=["audit_log", "custmer.*"]) as environment:
         assert "audit_log" not in environment.sessions.schema_text("shop")
-    assert "data.hide: no table or column of shop is named custmer.*" in caplog.text
+    assert "data.hide: no table or column is named custmer.*" in caplog.text
 
 
 def test_tools_of_a_server_are_refused_where_something_is_hidden(shop: Path, repo_root: Path) -> None:

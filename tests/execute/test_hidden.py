@@ -3,6 +3,7 @@
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,9 +14,10 @@ from text2sql_grpo.environment.observation import ObservationLimits
 from text2sql_grpo.environment.tools import ExecutorBackend
 from text2sql_grpo.sql import Limits, SQLExecutor
 from text2sql_grpo.sql.address import Database, parse_address
+from text2sql_grpo.sql.failure_text import MAX_ERROR_CHARS
 from text2sql_grpo.sql.hidden import Hidden, hide
 from text2sql_grpo.sql.personal import is_personal
-from text2sql_grpo.sql.schema import Column, read_schema
+from text2sql_grpo.sql.schema import Column, View, read_schema
 from text2sql_grpo.sql.schema_text import schema_text
 
 SCRIPT = """
@@ -271,6 +273,7 @@ SELECT most_common_vals::text FROM pg_stats WHERE tablename = 'staff'
 SELECT histogram_bounds::text FROM pg_catalog.pg_stats
 SELECT attname FROM pg_attribute
 SELECT * FROM information_schema.columns
+SELECT column_default, data_type FROM information_schema.columns WHERE table_name = 'staff'
 SELECT city::text FROM city
 SELECT s.to_json::text FROM staff s
 SELECT column_name FROM information_schema.columns WHERE table_name = 'film' AND secret_of(1) LIKE 'h%'
@@ -456,14 +459,68 @@ def test_nothing_is_checked_where_nothing_is_hidden(tmp_path: Path) -> None:
     assert hidden.names() == [] and hidden.refusal("PRAGMA table_list; not SQL") == ""
 
 
+@pytest.mark.parametrize("engine", ["duckdb", "postgresql"])
+def test_names_may_begin_with_their_schema(
+    engine: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    tables = (
+        "CREATE TABLE staff (id int, salary int); CREATE SCHEMA hr; CREATE TABLE hr.pay (id int, net int);"
+    )
+    if engine == "duckdb":
+        pytest.importorskip("duckdb", reason="needs the package duckdb")
+        default, database = "main", duckdb_file(tmp_path / "t.duckdb", tables)
+    else:
+        server: PostgresServer = request.getfixturevalue("postgres_server")
+        rights = "GRANT USAGE ON SCHEMA hr TO PUBLIC; GRANT SELECT ON hr.pay TO PUBLIC"
+        default, database = "public", server.create("places", tables + rights)
+    schema = read_schema(database)
+    for pattern in (f"{default}.staff", f"{default}.staff.Salary", "staff.salary", "HR.pay.net", "hr.*"):
+        found = hide(schema, [pattern])
+        assert found.names() and not found.unmatched, pattern
+
+
+def test_a_part_of_a_primary_key_is_no_key(tmp_path: Path) -> None:
+    table = "CREATE TABLE contact (user_id INT, email TEXT, kind TEXT, PRIMARY KEY (user_id, email))"
+    found = hide(read_schema(sqlite_file(tmp_path / "t.sqlite", table)), ["personal"])
+    assert "PRIMARY KEY" not in schema_text(found.schema, "ddl")
+    assert [column.name for column in found.schema.tables[0].columns] == ["user_id", "kind"]
+
+
+def test_a_foreign_table_is_shown(tmp_path: Path) -> None:
+    schema = read_schema(sqlite_file(tmp_path / "t.sqlite", "CREATE TABLE staff (id INT, email TEXT)"))
+    remote = View("orders", (Column("total", "INT", True, False), Column("phone", "TEXT", True, False)))
+    assert hide(replace(schema, views=(remote,)), ["personal"]).names() == ["orders.phone", "staff.email"]
+
+
+@pytest.mark.parametrize("hidden", ["text", "date"])
+def test_columns_of_a_type_named_like_a_hidden_column_are_listed(hidden: str, tmp_path: Path) -> None:
+    path = sqlite_file(
+        tmp_path / "t.sqlite", "CREATE TABLE message (id INT, sender TEXT, text TEXT, date DATE)"
+    )
+    with SQLExecutor(workers=1) as executor:
+        found, sql = hide(read_schema(path), [f"message.{hidden}"]), "PRAGMA table_info(message)"
+        names = [row[1] for row in found.shown(sql, executor.execute(path, sql)).rows]
+    assert names == [name for name in ("id", "sender", "text", "date") if name != hidden]
+
+
+def test_a_refusal_is_one_short_line(tmp_path: Path) -> None:
+    found = hide(read_schema(sqlite_file(tmp_path / "t.sqlite", SCRIPT)), PATTERNS)
+    for name in ("order_details_" * 400, '"a\nb"'):
+        assert len(found.refusal(f"SELECT id FROM {name}")) <= MAX_ERROR_CHARS
+        assert "\n" not in found.refusal(f"SELECT id FROM {name}")
+
+
 PERSONAL_NAMES = """
 userPassword pwd_hash api_key Passwort motDePasse contraseña E-Mail emailAddress Telefonnummer téléphone
 customer_phone SSN passport_no credit_card_number iban codice_fiscale 手机号码 national_id
+workNr mobile_no tel_number homephone e_post drivers_license
 tax_id VAT_no vat_id vatNumber パスワード
 """
 OTHER_NAMES = """
 name last_name birth_date street city zip_code country email_sent token_count phone_type has_password
 mailing_list postcode account_number card_type compass cellar pinboard
+hotelNo hotel_number artwork_no network_number acc_no create_post smartphone headphone grid_card
+international_id syntax_number
 phone_id token_id vat_rate vat private_no
 """
 

@@ -87,7 +87,7 @@ def test_view_that_no_query_can_read_is_left_out(tmp_path: Path, caplog: pytest.
         schema = read(path)
 
     assert [view.name for view in schema.views] == ["sound"]
-    assert "view broken is left out" in caplog.text and "view file is left out" in caplog.text
+    assert "broken is left out" in caplog.text and "file is left out" in caplog.text
 
 
 def test_no_view_is_run(tmp_path: Path) -> None:

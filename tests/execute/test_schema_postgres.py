@@ -156,7 +156,8 @@ def test_role_sees_what_it_may_read(make: Callable[[str], str], postgres_server:
     url = make(
         "DROP ROLE IF EXISTS schema_reader; CREATE ROLE schema_reader LOGIN PASSWORD 'open';"
         "CREATE TABLE shown (x integer, hidden integer); CREATE TABLE secret (y integer);"
-        "INSERT INTO shown VALUES (1, 2); CREATE SCHEMA inner_; CREATE TABLE inner_.t (z integer);"
+        "INSERT INTO shown VALUES (1, 2); ALTER TABLE shown ADD PRIMARY KEY (x, hidden);"
+        "CREATE SCHEMA inner_; CREATE TABLE inner_.t (z integer);"
         "GRANT SELECT (x) ON shown TO schema_reader; GRANT SELECT ON inner_.t TO schema_reader"
     )
     reader = postgres_server.url(user="schema_reader", password="open", database=url.rpartition("/")[2])
@@ -166,6 +167,7 @@ def test_role_sees_what_it_may_read(make: Callable[[str], str], postgres_server:
 
     assert (shown.name, shown.n_rows) == ("shown", 1)
     assert [(column.name, column.examples) for column in shown.columns] == [("x", (1,))]
+    assert not shown.columns[0].is_primary_key, "it is a part of the key"
 
 
 def test_no_view_is_run_and_nothing_is_written(make: Callable[[str], str]) -> None:

@@ -161,6 +161,19 @@ def test_view_that_no_query_can_read_is_left_out(tmp_path: Path, caplog: pytest.
     assert "broken" in caplog.text
 
 
+def test_virtual_table_without_its_module_is_left_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = make(tmp_path / "vectors.sqlite", "CREATE TABLE a (x); CREATE TABLE v (x);")
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("PRAGMA writable_schema = ON")
+        virtual = "CREATE VIRTUAL TABLE v USING vec0(x)"
+        connection.execute("UPDATE sqlite_master SET rootpage = 0, sql = ? WHERE name = 'v'", [virtual])
+    with caplog.at_level(logging.WARNING):
+        assert compact_text(read_schema(path)) == "table a.x"
+    assert "v is left out of the schema" in caplog.text and "no such module: vec0" in caplog.text
+
+
 def test_rows_are_counted_up_to_a_limit(tmp_path: Path) -> None:
     numbers = "WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < {}) SELECT i FROM n"
     path = make(

@@ -147,7 +147,7 @@ def test_no_tool_shows_what_is_hidden(
     statuses = [line["status"] for line in json_lines(audit_log.path)]
     is_hidden = hide != ["*.nope"]
     assert statuses[:3] == (["denied"] * 3 if is_hidden else ["ok"] * 3)
-    logged = "customer.email, letter.address" if is_hidden else "no table or column of shop is named *.nope"
+    logged = "customer.email, letter.address" if is_hidden else "no table or column is named *.nope"
     assert caplog.text.count(logged) == 1
 
 

@@ -1,7 +1,7 @@
 """`SQLSession`: the only place that decides what the model may see and do."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import field
 from typing import TYPE_CHECKING
 
@@ -172,14 +172,20 @@ class SQLSession:
         return message
 
 
-def log_hidden(hidden: "Hidden", *, is_only_database: bool) -> None:
-    """Log what is hidden in a database, and the patterns that hide nothing if there is no other one."""
-    name = hidden.schema.name
+def log_hidden(hidden: "Hidden") -> None:
+    """Log what is hidden in a database."""
     if names := hidden.names():
         shown = listed(names, MAX_HIDDEN_SHOWN)
+        name = hidden.schema.name
         _logger.warning("hidden from the model in %s: %s (data.hide; [] hides nothing)", name, shown)
-    for pattern in hidden.unmatched if is_only_database else ():
-        _logger.warning("data.hide: no table or column of %s is named %s", name, pattern)
+
+
+def log_unmatched(databases: Collection["Hidden"]) -> None:
+    """Log the patterns that hide nothing in all databases that there are."""
+    unmatched = [hidden.unmatched for hidden in databases]
+    for pattern in unmatched[0]:
+        if all(pattern in others for others in unmatched):
+            _logger.warning("data.hide: no table or column is named %s", pattern)
 
 
 class SQLEnvironment:
@@ -234,8 +240,10 @@ class SQLEnvironment:
         if database not in self._hidden:
             address = self.databases.address(database)
             found = read_hidden(address, self._patterns, self.executor, name=database)
-            log_hidden(found, is_only_database=len(self.databases.names()) == 1)
+            log_hidden(found)
             self._hidden[database] = found
+            if len(self._hidden) == len(self.databases.names()):
+                log_unmatched(self._hidden.values())
         return self._hidden[database]
 
     def schema_text(self, database: str, question: str = "") -> str:

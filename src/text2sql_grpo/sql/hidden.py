@@ -18,6 +18,7 @@ from text2sql_grpo.errors import DataError
 from text2sql_grpo.sql.address import Database, parse_address
 from text2sql_grpo.sql.engines import ENGINES
 from text2sql_grpo.sql.executor import SQLExecutor
+from text2sql_grpo.sql.failure_text import short_line
 from text2sql_grpo.sql.names import dotted_name, quote_name
 from text2sql_grpo.sql.outcome import ExecutionOutcome, Limits
 from text2sql_grpo.sql.personal import PERSONAL, is_personal
@@ -37,6 +38,7 @@ _SOURCES = (exp.Subquery, exp.Lateral, exp.CTE, exp.UDTF, exp.Table)
 _STATEMENTS = (exp.Command, exp.Describe, exp.Summarize, exp.Show, exp.Pragma)
 _ALL_COLUMNS = (exp.Columns, exp.Pivot, exp.PositionalColumn)
 _END = Lexeme("mark", "")
+_LISTED = ("name", "column_name")  # where a list of columns holds their names
 _NAME_THEM = "name the columns that you need"
 _UNREAD = "the query cannot be checked for hidden columns"
 
@@ -74,12 +76,14 @@ class Hidden:
         if not self.columns:
             return ""
         read = read_query(sql, self.dialect)
-        if read.tree is None:
-            return f"{_UNREAD}: {read.reason}"
         text = without_comments(sql, self.dialect)
-        if not quotes_alike(text, self.dialect):
-            return f"{_UNREAD}: its quotes are ambiguous"
-        return _refusal(self, read.tree, list(lexemes(text, self.dialect)))
+        if read.tree is None:
+            reason = f"{_UNREAD}: {read.reason}"
+        elif not quotes_alike(text, self.dialect):
+            reason = f"{_UNREAD}: its quotes are ambiguous"
+        else:
+            reason = _refusal(self, read.tree, list(lexemes(text, self.dialect)))
+        return short_line(reason)  # it may hold names of any length
 
     def shown(self, sql: str, outcome: ExecutionOutcome) -> ExecutionOutcome:
         """Outcome of a query that may run, without hidden names in lists of columns and in errors."""
@@ -90,7 +94,8 @@ class Hidden:
             return outcome._replace(error="".join("…" if _folded(w) in hidden else w for w in words))
         tree = read_query(sql, self.dialect).tree if self.columns else None
         hidden = self.columns.get(_folded(_described(tree) or "") if tree else "", frozenset())
-        rows = (row for row in outcome.rows if hidden.isdisjoint(_folded(str(cell)) for cell in row))
+        places = [i for i, name in enumerate(outcome.columns) if _folded(name) in _LISTED]
+        rows = (row for row in outcome.rows if hidden.isdisjoint(_folded(str(row[i])) for i in places))
         return outcome._replace(rows=tuple(rows)) if hidden else outcome
 
 
@@ -101,7 +106,7 @@ def hide(schema: Schema, patterns: Sequence[str], *, functions: Collection[str] 
     be told apart is hidden as a whole, if its query reads anything hidden.
 
     Args:
-        patterns: `table`, `table.column` (either may begin with its namespace and a dot) with `*`, `?` and
+        patterns: `table`, `table.column` (either may begin with its schema and a dot) with `*`, `?` and
             `[..]`, in any case; or `personal` for the columns of `is_personal`.
         functions: Names of functions that the database defines.
     """
@@ -153,7 +158,7 @@ def _folded(name: str) -> str:
 
 def _matching(relation: Table | View, patterns: Sequence[str], dialect: str) -> frozenset[str]:
     """Columns that patterns name."""
-    tables = [relation.name.lower(), f"{relation.namespace}.{relation.name}".lower()]
+    tables = [relation.name.lower(), f"{relation.schema_name}.{relation.name}".lower()]
     found: set[str] = set()
     for column in relation.columns:
         places = [*tables, *(f"{table}.{column.name.lower()}" for table in tables)]
@@ -173,6 +178,8 @@ def _pruned(hidden: Hidden) -> Schema:
 
     def without(relation: _Relation) -> _Relation:
         kept = tuple(column for column in relation.columns if is_shown(relation.name, [column.name]))
+        if any(column.is_primary_key and column not in kept for column in relation.columns):
+            kept = tuple(replace(column, is_primary_key=False) for column in kept)  # a part is no key
         return replace(relation, columns=kept)
 
     def without_keys(table: Table) -> Table:
@@ -202,6 +209,8 @@ def _computed(table: Table, hidden: Hidden) -> set[str]:
 
 def _derived(view: View, hidden: Hidden) -> set[str]:
     """Columns of a view that are made of hidden ones."""
+    if not view.sql:  # a foreign table
+        return set()
     names = [_folded(column.name) for column in view.columns]
     tree = read_query(view.sql, hidden.dialect).tree
     query = tree.expression if isinstance(tree, exp.Create) else tree
@@ -219,7 +228,7 @@ def _derived(view: View, hidden: Hidden) -> set[str]:
 
 
 def _described(tree: exp.Expr) -> str | None:
-    """Table whose columns a statement lists, and nothing else; None for another statement."""
+    """Table whose columns a statement lists, with their names; None for another statement."""
     if isinstance(tree, exp.Describe):
         return tree.this.name if isinstance(tree.this, exp.Table) else None
     if isinstance(tree, exp.Pragma):
@@ -228,6 +237,7 @@ def _described(tree: exp.Expr) -> str | None:
     selects, tables = list(tree.find_all(exp.Select)), list(tree.find_all(exp.Table))
     is_one = selects == [tree] and len(tables) == 1 and "where" in tree.args
     is_plain = is_one and all(isinstance(one, exp.Column | exp.Star) for one in tree.expressions)
+    is_plain = is_plain and any(one.is_star or _folded(one.name) in _LISTED for one in tree.expressions)
     if not is_plain or tables[0].sql().lower() != "information_schema.columns":
         return None
     where = tree.args["where"].this

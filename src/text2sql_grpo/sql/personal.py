@@ -22,11 +22,14 @@ _WORDS = """
     паспорт инн снилс
 """  # noqa: E501 (one pattern)
 _NAMED = re.compile(
-    rf"(?:^|_)(?:{'|'.join(_WORDS.split())})(?:_|$)|\w(?:password|passwort|email|phone|telefon|creditcard)(?:_|$)"
-    "|mots?_de_passe|(?:api|private|secret|access|auth|encryption)_key|pass(?:word)?_?hash|pass_?salt|e_mail"
-    "|e_post(?:_|$)|(?:home|work|cell|mobile|contact|tel|card|cc)_?(?:nr|no|num|number)$|social_security|national_id"
-    "|id_card|identity_(?:card|no|number)|(?:drivers?|driving)_licen[cs]e|(?:tax|vat)_(?:number|no|nr)$|^(?:tax|vat)_id$|security_code"
-    "|codice_fiscale|securite_sociale|credit_card|^(?:mail|pin|hash|salt|pw|pass|tel|mobile|cell|rut|nif|nie)$"
+    rf"(?:^|_)(?:{'|'.join(_WORDS.split())})(?:_|$)"
+    # Ends of words written as one; a smartphone or a headphone is a thing.
+    r"|\w(?:password|passwort|email|(?<!smart)(?<!head)(?<!micro)phone|telefon|creditcard)(?:_|$)"
+    "|(?:^|_)(?:mots?_de_passe|(?:api|private|secret|access|auth|encryption)_key|e_mail|e_post(?:_|$)"
+    "|(?:home|work|cell|mobile|contact|tel|card|cc)_?(?:nr|no|num|number)$|social_security|national_id|id_card"
+    "|identity_(?:card|no|number)|(?:drivers?|driving)_licen[cs]e|(?:tax|vat)_(?:number|no|nr)$|security_code"
+    "|codice_fiscale|securite_sociale|credit_card)|pass(?:word)?_?hash|pass_?salt"
+    "|^(?:(?:tax|vat)_id|mail|pin|hash|salt|pw|pass|tel|mobile|cell|rut|nif|nie)$"
     "|密码|口令|パスワード|电话|電話|手机|手機|邮箱|メール|身份证|护照|银行卡"
 )
 _FACT = "count|num|has|is|type|length|verified|sent|at|date|id"  # about such data

@@ -90,9 +90,10 @@ class Table:
         n_rows: Number of rows, at most `MAX_COUNTED_ROWS`.
         has_more_rows: True if there are more than `n_rows`.
         comment: One line; empty if there is none.
-        namespace: The schema that holds it (DuckDB, PostgreSQL); empty where a bare name finds it.
+        namespace: `schema_name`, or empty where a bare name finds the table.
         keys: Columns of each primary key, unique constraint and unique index without expressions or a
             condition, the primary key first.
+        schema_name: The schema that holds it (DuckDB, PostgreSQL).
     """
 
     name: str
@@ -103,6 +104,7 @@ class Table:
     comment: str = ""
     namespace: str = ""
     keys: tuple[tuple[str, ...], ...] = ()
+    schema_name: str = ""
 
 
 @dataclass(frozen=True)
@@ -114,6 +116,7 @@ class View:
     comment: str = ""
     namespace: str = ""
     sql: str = ""
+    schema_name: str = ""
     foreign_keys: ClassVar[tuple[ForeignKey, ...]] = ()
 
 

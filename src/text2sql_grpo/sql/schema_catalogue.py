@@ -40,7 +40,7 @@ def schema_of(
 
     Args:
         ask: Function that runs a query, until the deadline.
-        relations: Namespace, name, True for a table and False for a view, comment, query of a view.
+        relations: Namespace, name, True for a table and False for a view, comment, query of a view, schema.
         columns: SQL of an example, then the fields of `Column` in their order, without the examples.
         keys: Columns of each unique key, the primary key first; left out if one is not a column.
         foreign_keys: One a row.
@@ -58,13 +58,17 @@ def schema_of(
     for relation, key in foreign_keys:
         foreign_of[relation].append(key)
     tables, views = [], []
-    for relation, namespace, own_name, is_table, comment, query in relations:
+    for relation, namespace, own_name, is_table, comment, query, schema_name in relations:
         own = columns_of[relation]
         if not is_table:
-            views.append(View(own_name, tuple(own), one_line(comment), namespace, query or ""))
+            views.append(View(own_name, tuple(own), one_line(comment), namespace, query or "", schema_name))
             continue
         n_rows, examples = _rows_of(ask, dotted_name(namespace, own_name, dialect), values_of[relation], own)
         names = {column.name for column in own}
+        whole_keys = tuple(key for key in keys_of[relation] if names.issuperset(key))
+        primary = {column.name for column in own if column.is_primary_key}
+        if not any(primary == set(key) for key in whole_keys):  # the role may read a part of it
+            own = [replace(column, is_primary_key=False) for column in own]
         table = Table(
             own_name,
             tuple(replace(column, examples=found) for column, found in zip(own, examples, strict=True)),
@@ -73,7 +77,8 @@ def schema_of(
             n_rows > MAX_COUNTED_ROWS,
             one_line(comment),
             namespace,
-            tuple(key for key in keys_of[relation] if names.issuperset(key)),  # type: ignore[misc]
+            whole_keys,  # type: ignore[arg-type]
+            schema_name,
         )
         tables.append(table)
     return Schema(tuple(tables), tuple(views), name, dialect)

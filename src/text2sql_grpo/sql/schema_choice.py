@@ -10,7 +10,7 @@ from itertools import accumulate
 from text2sql_grpo.phrases import listed
 from text2sql_grpo.sql.engines import ENGINES
 from text2sql_grpo.sql.schema import Schema, Table, View
-from text2sql_grpo.sql.schema_text import TEXTS, SchemaText, without_notes
+from text2sql_grpo.sql.schema_text import TEXTS, SchemaText, shown_name, without_notes
 
 TABLE_SHARE = 0.75  # of the tokens, for tables with their columns; the rest is for names of others
 # Measured on the databases of Spider together (EXPERIMENTS.md).
@@ -44,7 +44,7 @@ class TableChoice:
                 self._weights[word].append((place, weight * rarity))
         self._linked = _links(schema)
         self._costs = [count_tokens(self._part([place])) + 1 for place in range(len(documents))]
-        self._names = [" ".join(relation.name.split()) for relation in schema.relations]
+        self._names = [shown_name(relation) for relation in schema.relations]
         self._name_costs = [count_tokens(f", {name}") for name in self._names]
 
     def ranked(self, question: str) -> list[int]:

@@ -31,7 +31,7 @@ _LABEL = re.compile(r"'((?:[^']|'')*)'")
 
 _RELATIONS = """
     SELECT {kind}_oid, CASE WHEN schema_name <> 'main' THEN schema_name ELSE '' END, {kind}_name,
-        '{kind}' = 'table', comment, sql
+        '{kind}' = 'table', comment, sql, schema_name
     FROM duckdb_{kind}s() WHERE database_name = current_database() AND NOT internal AND NOT temporary
     ORDER BY {kind}_oid
 """
@@ -101,7 +101,7 @@ def _schema(connection: "DuckDBPyConnection", name: str, deadline: float) -> Sch
             try:
                 ask(f"DESCRIBE {dotted_name(row[1], row[2], 'duckdb')}")
             except (duckdb.CatalogException, duckdb.BinderException, duckdb.PermissionException) as error:
-                logger.warning("view %s is left out of the schema: no query can read it: %s", row[2], error)
+                logger.warning("%s is left out of the schema: no query can read it: %s", row[2], error)
             else:
                 yield row
 

@@ -22,7 +22,7 @@ _SETTINGS = b"""
 _RELATIONS = """
     SELECT c.oid, CASE WHEN pg_table_is_visible(c.oid) THEN '' ELSE n.nspname END, c.relname,
         c.relkind IN ('r', 'p'), obj_description(c.oid, 'pg_class'),
-        CASE WHEN c.relkind IN ('v', 'm') THEN pg_get_viewdef(c.oid) ELSE '' END
+        CASE WHEN c.relkind IN ('v', 'm') THEN pg_get_viewdef(c.oid) ELSE '' END, n.nspname
     FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
     WHERE c.relkind IN ('r', 'p', 'v', 'm', 'f') AND NOT c.relispartition
         AND n.nspname <> 'information_schema' AND n.nspname NOT LIKE 'pg\\_%'

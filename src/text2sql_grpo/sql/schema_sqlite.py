@@ -100,13 +100,14 @@ def _schema(connection: sqlite3.Connection, name: str, descriptions: dict[str, d
         try:
             own = ask(_COLUMNS, relation)
         except sqlite3.OperationalError as error:
-            if kind == "table" or error.sqlite_errorcode != sqlite3.SQLITE_ERROR:
+            is_virtual = statement.startswith("CREATE VIRTUAL TABLE")  # its module may be missing
+            if (kind == "table" and not is_virtual) or error.sqlite_errorcode != sqlite3.SQLITE_ERROR:
                 raise
-            logger.warning("view %s is left out of the schema: no query can read it: %s", relation, error)
+            logger.warning("%s is left out of the schema: no query can read it: %s", relation, error)
             continue
         comment, comments = _comments(statement) if kind == "table" else ("", {})
         described = descriptions.get(relation.lower(), {}) if kind == "table" else {}
-        relations.append((relation, "", relation, kind == "table", comment, statement))
+        relations.append((relation, "", relation, kind == "table", comment, statement, ""))
         computed = {}
         if any(row[-1] for row in own):
             from text2sql_grpo.sql.query import generated_columns  # with sqlglot, which few files need

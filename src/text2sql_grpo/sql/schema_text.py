@@ -142,7 +142,7 @@ def left_out(schema: Schema, cuts: Sequence[Cut], n_cuts: int) -> str:
 
     def names(kind: str) -> str:
         places = sorted({place for cut, place, _ in cuts[:n_cuts] if cut == kind})
-        return listed([" ".join(relations[i].name.split()) for i in places], MAX_NAMES)
+        return listed([shown_name(relations[i]) for i in places], MAX_NAMES)
 
     parts = []
     for kind in ("examples", "comments"):
@@ -156,6 +156,11 @@ def left_out(schema: Schema, cuts: Sequence[Cut], n_cuts: int) -> str:
         what = "tables and views" if schema.views else "tables"
         parts.append(f"{done['relation']} of {total['relation']} {what}: {names('relation')}")
     return "; ".join(parts)
+
+
+def shown_name(relation: Table | View) -> str:
+    """Name of a table or view on one line, behind its namespace if that is needed, without quotes."""
+    return " ".join(".".join(filter(None, (relation.namespace, relation.name))).split())
 
 
 def _quoted(names: Iterable[str], dialect: Kind) -> str:

@@ -30,7 +30,7 @@ from pydantic import AnyHttpUrl, BaseModel, Field, ValidationError
 
 from text2sql_grpo import __version__
 from text2sql_grpo.environment.observation import ObservationLimits, observation_text
-from text2sql_grpo.environment.session import log_hidden
+from text2sql_grpo.environment.session import log_hidden, log_unmatched
 from text2sql_grpo.errors import UNREADABLE, ConfigError, DataError
 from text2sql_grpo.sql import ExecutionOutcome, SQLExecutor
 from text2sql_grpo.sql.address import parse_address
@@ -134,7 +134,8 @@ def make_server(
         DataError: The database is missing or unreadable, or its role may do more than read.
     """
     hidden = read_hidden(database, hide, executor)
-    log_hidden(hidden, is_only_database=True)
+    log_hidden(hidden)
+    log_unmatched([hidden])
     if parse_address(database).engine.is_server:
         executor.execute(database, "SELECT 1")  # refuses a role that may do more than read
 
@@ -142,7 +143,7 @@ def make_server(
         nonlocal hidden  # which `run_sql` takes too: tables come and go while a server runs
         fresh = await asyncio.to_thread(read_hidden, database, hide, executor)
         if fresh.names() != hidden.names():
-            log_hidden(fresh, is_only_database=True)
+            log_hidden(fresh)
         hidden = fresh
         return fresh
 
