@@ -12,6 +12,7 @@ import pytest
 import sqlglot
 from sqlglot import exp
 
+from tests.databases import sqlite_file
 from text2sql_grpo.errors import DataError
 from text2sql_grpo.files import prune
 from text2sql_grpo.grading.suite import MAX_SUITES, TestSuite
@@ -60,6 +61,13 @@ WRONG = [
     ),
     ("SELECT kind FROM visit GROUP BY kind HAVING count(*) >= 15", "SELECT DISTINCT kind FROM visit"),
     ("SELECT name FROM adult WHERE age = 18", "SELECT name FROM person WHERE code = 'p01'"),
+    # By the order of the scan.
+    ("SELECT kind FROM visit ORDER BY n", "SELECT kind FROM visit"),
+    (
+        "SELECT n, paid FROM visit ORDER BY paid DESC, n LIMIT 5",
+        "SELECT n, paid FROM visit ORDER BY paid DESC LIMIT 5",
+    ),
+    ("SELECT kind, min(n) FROM visit GROUP BY kind", "SELECT kind, n FROM visit GROUP BY kind"),
 ]
 
 
@@ -121,6 +129,7 @@ RIGHT = [
     ("SELECT count(*) FROM person", "SELECT count(rating) FROM person"),  # never NULL here
     ("SELECT name FROM person WHERE age > 120", "SELECT name FROM person WHERE 0"),  # a CHECK forbids it
     ("SELECT count(*) FROM adult", "SELECT count(*) FROM person WHERE age >= 18"),
+    ("SELECT kind FROM visit ORDER BY n", "SELECT kind FROM visit ORDER BY rowid"),
     *(
         (IN_2015, f"SELECT code FROM person WHERE {condition}")
         for condition in (
@@ -135,6 +144,37 @@ RIGHT = [
         "SELECT name FROM person WHERE julianday(joined) > julianday('2014-03-05') + 1",
     ),
 ]
+
+
+ENDS = """
+CREATE TABLE policy (id INTEGER PRIMARY KEY, filed TEXT, closed TEXT, ends TEXT);
+WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 60)
+INSERT INTO policy SELECT i, datetime('2020-03-01', (i * 11) || ' days'),
+    iif(i % 5, datetime('2020-03-01', (i * 11 + i % 40) || ' days', i || ' hours'), ''),
+    iif(i % 3, datetime('2020-11-01', (i * 13) || ' days'), '9999-12-31 00:00:00') FROM n;
+"""
+
+
+@pytest.mark.parametrize(
+    ("gold", "answer", "is_right"),
+    [
+        ("strftime('%Y', ends) = '2021'", "ends LIKE '2021%'", True),
+        ("strftime('%Y', ends) = '2021'", "ends >= '2021-01-01' AND ends < '2022-01-01'", True),
+        ("strftime('%Y', ends) = '2021'", "ends BETWEEN '2021-01-01' AND '2021-12-31'", False),
+        ("strftime('%Y-%m', closed) = '2021-03'", "substr(closed, 1, 7) = '2021-03'", True),
+        ("strftime('%Y-%m', closed) = '2021-03'", "closed BETWEEN '2021-03-01' AND '2021-03-31'", False),
+        ("closed <> '' AND closed < '2021-01-01'", "closed < '2021' AND closed > '1'", True),
+        ("closed <> '' AND closed < '2021-01-01'", "closed < '2021'", False),
+        ("ends < '9999'", "ends < '9000-01-01'", True),
+        ("ends < '9999'", "ends <= '2022-12-20'", False),
+    ],
+)
+def test_dates_may_have_placeholders_among_them(
+    gold: str, answer: str, is_right: bool, grader: Grader, tmp_path: Path
+) -> None:
+    path = sqlite_file(tmp_path / "policies.sqlite", ENDS)
+    verdict = grader.grade(path, *(f"SELECT id FROM policy WHERE {one}" for one in (gold, answer)))
+    assert (verdict.strict, verdict.gap) == (is_right, "")
 
 
 @pytest.mark.parametrize(("gold", "right"), RIGHT)

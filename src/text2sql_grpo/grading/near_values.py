@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import lru_cache, partial
+from itertools import islice
 from random import Random
 from typing import Any
 
@@ -25,9 +26,12 @@ _DAYS = (
 _CLOCK = re.compile(r"(?<=\d)([ T])\d?\d:\d\d(:\d\d)?(\.\d+)?(Z|[+-]\d\d:\d\d)?$")
 _PERIOD = re.compile(r"([12]\d{3})(?:-(0[1-9]|1[0-2])?)?")  # a year, or a month of it
 _TIME = re.compile(r"(\d\d?)(?::([0-5]\d)(?::([0-5]\d))?)?")
+_HOUR = re.compile(r"([01]?\d|2[0-3])(:[0-5]\d){1,2}")
 _DAY, _SECOND = timedelta(days=1), timedelta(seconds=1)
 _ESCAPED = str.maketrans({"%": "\ue000", "_": "\ue001"})  # signs that are no wildcards of a LIKE pattern
 RESHAPED = 8  # texts of a column that are drawn anew
+MAX_PLACEHOLDERS = 2  # values of a column of dates that stand for none
+DATES_FOR_EACH = 5  # dates at least for each of these values
 MAX_READ = 300  # characters of a text that is taken apart
 MIN_ALIKE = 3  # texts that show which signs all of a column have
 _CLASS = re.compile(r"\[(\^?)(.)(?:-(.))?[^\]]*\]")
@@ -49,6 +53,8 @@ def near_values(literal: Cell, alike: Sequence[Cell], *, is_code: bool = False) 
     ['2013', '2015']
     >>> near_values("France", alike=["Spain"])
     ['france', 'FRANCE', 'Frances', 'Franc', 'xFrance']
+    >>> near_values("12:00", alike=["09:30"])
+    ['11:59', '12:01', '11:40', '12:20']
     """
     typed = as_column_value(literal, alike)
     if typed is None:
@@ -76,6 +82,11 @@ def near_values(literal: Cell, alike: Sequence[Cell], *, is_code: bool = False) 
         if form is None:
             return []
         return [day + text[10:] for day in form.around(text[:10], ())[1] if isinstance(day, str)]
+    if _HOUR.fullmatch(text):
+        form = ("%H" if text[1].isdecimal() else "%-H") + ":%M:%S"[: 3 * text.count(":")]
+        unit = timedelta(minutes=1) if text.count(":") == 1 else _SECOND
+        moment = datetime.strptime(text, _readable(form))
+        return _distinct(text, [(moment + n * unit).strftime(form) for n in (-1, 1, -20, 20)])
     counted = [_ANY_DIGITS.sub(partial(_moved_by, step), text) for step in (-1, 1)]  # 2022/23 next to 2023/24
     cased = [] if is_code else [text.lower(), text.upper()]
     return _distinct(text, [*cased, text + "s", text[:-1], "x" + text, *counted])
@@ -147,7 +158,7 @@ def _distinct(literal: Cell, values: Sequence[Cell]) -> list[Cell]:
 
 @dataclass(frozen=True)
 class DateFormat:
-    """Format of a column in which every value is a date, perhaps with a time.
+    """Format of a column of dates, perhaps with a time.
 
     Attributes:
         pattern: As of `strftime`, with `%-d`, `%-m` and `%-H` for numbers that are not padded, `%^b` for JAN.
@@ -242,16 +253,27 @@ def _readable(pattern: str) -> str:
 def date_format(values: Sequence[Cell]) -> DateFormat | None:
     """Format of a column; None unless every value is a date in it.
 
+    Up to `MAX_PLACEHOLDERS` values may be none, such as `9999-12-31` and an empty text, beside
+    `DATES_FOR_EACH` times as many dates.
+
     Args:
-        values: Values of the column, without NULL.
+        values: Distinct values of the column, without NULL.
 
     >>> date_format(["2020-01-31 10:00", "2021-12-01 09:30"]).pattern
     '%Y-%m-%d %H:%M'
+    >>> date_format(["", *(f"2020-01-{day}" for day in range(10, 15))]).pattern
+    '%Y-%m-%d'
     >>> date_format([5, 6]) is None
     True
     """
-    kind = type(values[0]) if values else None
-    first = str(values[0]) if values else ""
+    n_others = min(MAX_PLACEHOLDERS, len(values) // (DATES_FOR_EACH + 1))
+    found = (_format_like(value, values, n_others) for value in values[: n_others + 1])
+    return next(filter(None, found), None)
+
+
+def _format_like(value: Cell, values: Sequence[Cell], n_others: int) -> DateFormat | None:
+    """Format of a value that all but a few values have."""
+    kind, first = type(value), str(value)
     if (kind is not str and kind is not int) or not 6 <= len(first) <= 40 or not re.search(r"\d", first):
         return None
     clock = _CLOCK.search(first)
@@ -263,7 +285,8 @@ def date_format(values: Sequence[Cell]) -> DateFormat | None:
         short = day.replace("%d", "%-d").replace("%m", "%-m")
         for pattern in (day + time, short + time, short + time.replace("%H", "%-H")):
             found = DateFormat(pattern, kind)
-            if all(found.read(value) for value in values):
+            unread = (one for one in values if not found.read(one))
+            if len(list(islice(unread, n_others + 1))) <= n_others:
                 return found
     return None
 

@@ -231,6 +231,9 @@ class _Content:
         cores: list[str] = []
         is_code = len(table.shapes[position]) == 1
         for literal in literals * 2 if dates and len(literals) > 1 else literals:
+            if dates and literal in alike and not dates.read(literal):  # it stands for no date
+                exact.append(literal)
+                continue
             if dates:  # an hour of a year is asked for by two literals
                 known = [
                     *self.rng.sample(exact, min(2, len(exact))),

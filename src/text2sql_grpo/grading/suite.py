@@ -55,7 +55,7 @@ MAX_SUITES: dict[Kind, int] = {  # of gold queries, in memory
     "postgresql": 128,  # a copy takes 8 MB, and is dropped with its suite
 }
 RERUNS = 4  # of a gold query that the engine reports as volatile
-FORMAT = 10  # to be raised when other databases are drawn for the same gold query
+FORMAT = 11  # to be raised when other databases are drawn for the same gold query
 
 _logger = logging.getLogger(__name__)
 
