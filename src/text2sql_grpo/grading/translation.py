@@ -664,6 +664,15 @@ def _matched(node: exp.Expr) -> exp.Expr | None:
     return exp.Glob(this=value, expression=exp.Literal.string(glob.lower() if folds else glob))
 
 
+def _like(node: exp.Expr) -> exp.Expr | None:
+    """LIKE as GLOB: that of SQLite does not tell upper from lower case."""
+    pattern = node.expression
+    if not pattern.is_string or isinstance(node.parent, exp.Escape):
+        return None
+    glob = re.sub(r"[][*?]", r"[\g<0>]", pattern.name).replace("%", "*").replace("_", "?")
+    return exp.Glob(this=node.this.copy(), expression=exp.Literal.string(glob))
+
+
 def _part_of_text(node: exp.Expr) -> exp.Expr | None:
     number = node.args["part_index"].name
     return _nth_part(node.this, node.args["delimiter"], int(number)) if number.isdigit() else None
@@ -791,6 +800,7 @@ _RULES: dict[type[exp.Expr], Callable[[Any], exp.Expr | None]] = {
     exp.Concat: _concatenated,
     exp.ConcatWs: _joined_text,
     **dict.fromkeys(_MATCHING, _matched),
+    exp.Like: _like,
     exp.Array: _list,
     **dict.fromkeys(_SPLIT, _split),
     exp.Bracket: _item,
