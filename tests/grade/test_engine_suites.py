@@ -93,6 +93,7 @@ CALM = "SELECT count(*) FROM person WHERE mood = 'calm'"
 TAGS = "SELECT count(*) FROM person WHERE 3 = ANY(tags)"  # SQLite has no arrays
 GAP = "SELECT count(*) FROM person WHERE gap > INTERVAL '252 hours'"  # of no row
 OLDER = "SELECT id FROM person WHERE age > ALL (SELECT age FROM person WHERE mood = 'calm')"
+LIKE = "SELECT count(*) FROM person WHERE \"Name\" LIKE '%me 1'"
 WRONG = [  # right on the database itself
     (OLDER, "SELECT id FROM person WHERE age > (SELECT max(age) FROM person WHERE mood = 'calm')"),
     (GAP, GAP.replace(">", ">=")),
@@ -100,12 +101,15 @@ WRONG = [  # right on the database itself
     (BORN, "SELECT \"Name\" FROM person WHERE born >= '2012-01-05'"),
     (CALM, f"{CALM} AND age < 60"),
     (TAGS, "SELECT 2"),
+    (LIKE, LIKE.replace("LIKE", "ILIKE")),
+    ('SELECT "Name" FROM person ORDER BY id', 'SELECT "Name" FROM person'),
 ]
 RIGHT = [
     (GAP, "SELECT count(*) FROM person WHERE NOT gap <= '252 hours'"),
     (BORN, 'SELECT "Name" FROM person WHERE EXTRACT(YEAR FROM born) >= 2012'),
     (CALM, "SELECT sum(CASE WHEN mood <> 'calm' THEN 0 ELSE 1 END) FROM person"),
     (CALM, f"{CALM} AND age < 121"),  # a CHECK forbids it
+    (LIKE, LIKE.replace("LIKE '%me 1'", "~ 'me 1$'")),
     (TAGS, "SELECT max(n) FROM (SELECT count(*) AS n FROM person WHERE 3 = ANY(tags) GROUP BY 0 * id) AS t"),
 ]
 

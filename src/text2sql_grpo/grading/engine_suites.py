@@ -3,6 +3,7 @@
 The gold query is checked again on each copy, and only results of the engine decide.
 """
 
+import sqlite3
 import tempfile
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
@@ -18,7 +19,7 @@ from text2sql_grpo.grading.base_sample import sample_of
 from text2sql_grpo.grading.copies import CopyEngine
 from text2sql_grpo.grading.gold_query import why_unread
 from text2sql_grpo.grading.gold_result import GoldResult, with_ties_decided
-from text2sql_grpo.grading.materialise import materialise
+from text2sql_grpo.grading.materialise import materialise, reversed_copy
 from text2sql_grpo.grading.mirror import Mirror, build_mirror
 from text2sql_grpo.grading.search import (
     FAILED,
@@ -143,7 +144,10 @@ class EngineSuites:
         for path in chain(map(Path, found.databases), self._drawn(mirror, native)):
             url = self._copied(path, mirror, database)
             known = GoldResult.of(self._executor, url, gold_sql, limits=self._limits)
-            if not self._is_sound(known, url, mirror.dialect):
+            is_sound = self._is_sound(known, url, mirror.dialect)
+            if not is_sound or not (
+                path in found.databases or self._is_stable(known, path, mirror, database)
+            ):
                 self.drop(url)
                 continue
             returns_nothing = all(cell is None for row in known.outcome.rows for cell in row)
@@ -210,7 +214,8 @@ class EngineSuites:
             gold = GoldResult.of(self._executor, url, gold_sql, limits=self._limits)
             outcome = self._executor.execute(url, answer_sql, limits=self._limits)
             is_other = gold.outcome.is_ok and not gold.accepts(outcome, answer_sql, may_find_nothing=True)
-            if is_other and self._is_sound(gold, url, mirror.dialect):
+            is_sound = is_other and self._is_sound(gold, url, mirror.dialect)
+            if is_sound and self._is_stable(gold, path, mirror, database):
                 return True
             time.spend(gold.outcome, outcome)
             return False
@@ -239,6 +244,19 @@ class EngineSuites:
         others = (sql for sql in with_ties_decided(tree, dialect) if sql != tree.sql(dialect))
         run = partial(self._executor.execute, url, limits=self._limits)
         return all(gold.accepts(run(sql), sql) for sql in others)  # in turn: one worker opens the copy
+
+    def _is_stable(self, gold: GoldResult, path: Path, mirror: Mirror, database: Database) -> bool:
+        """True if a gold query returns the same on a copy with the rows in the reverse order."""
+        turned = path.with_suffix(".turned.sqlite")
+        base = sample_of(mirror.path, fingerprint(mirror.path))
+        with closing(sqlite3.connect(path)) as built:
+            reversed_copy(base, built, turned).close()
+        url = self._copied(turned, mirror, database)
+        try:
+            return gold.accepts(self._executor.execute(url, gold.sql, limits=self._limits), gold.sql)
+        finally:
+            self.drop(url)
+            turned.unlink()
 
 
 def new_folder(scratch: Path) -> tempfile.TemporaryDirectory[str]:

@@ -43,6 +43,8 @@ class SmallDatabase(sqlite3.Connection):
         super().__init__(path, isolation_level=None, cached_statements=cached_statements)
         self.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, max_bytes)
         self.time = base.time
+        for setting in (f"page_size = {PAGE_BYTES}", "journal_mode = MEMORY", "synchronous = OFF"):
+            self.execute(f"PRAGMA {setting}")
         if base.is_like_exact:
             self.execute("PRAGMA case_sensitive_like = ON")
 
@@ -62,8 +64,6 @@ def materialise(base: DatabaseSample, content: Content, path: Path = IN_MEMORY) 
     connection = SmallDatabase(base, path)
     try:
         with base.time.metered(connection):
-            for setting in (f"page_size = {PAGE_BYTES}", "journal_mode = MEMORY", "synchronous = OFF"):
-                connection.execute(f"PRAGMA {setting}")
             connection.execute("BEGIN")
             with regular_expressions_in(connection):
                 for statement in base.statements:
@@ -155,14 +155,16 @@ def insert_rows(
 
 
 def reversed_copy(
-    base: DatabaseSample, built: sqlite3.Connection, *, max_bytes: int = MAX_BYTES
+    base: DatabaseSample, built: sqlite3.Connection, path: Path = IN_MEMORY, *, max_bytes: int = MAX_BYTES
 ) -> SmallDatabase:
-    """Copy the rows in the reverse order into tables without keys and indexes; see `SmallDatabase`.
+    """Copy the tables that are there, rows in the reverse order and without keys, see `SmallDatabase`.
 
     A query whose result depends on the order of the scan returns different rows there.
     """
-    connection = SmallDatabase(base, max_bytes=max_bytes)
-    for table in base.tables.values():
+    connection = SmallDatabase(base, path, max_bytes=max_bytes)
+    connection.execute("BEGIN")
+    there = {name for (name,) in built.execute("SELECT name FROM sqlite_master")}
+    for table in (table for table in base.tables.values() if table.name in there):
         with base.time.metered(built):
             rows = built.execute(f"SELECT * FROM {quoted(table.name)}").fetchall()
         described = built.execute(_COLUMNS, (table.name,)).fetchall()  # generated ones become plain
@@ -177,6 +179,7 @@ def reversed_copy(
     for statement in base.statements:
         if not statement.table:
             connection.execute(statement.sql)
+    connection.execute("COMMIT")
     return connection
 
 

@@ -6,6 +6,7 @@ literals and columns. Only the tables that the queries read, and the tables that
 """
 
 import math
+import re
 from collections import defaultdict
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
@@ -26,6 +27,7 @@ from text2sql_grpo.grading.materialise import (
     SmallDatabase,
     is_stable,
     materialise,
+    reversed_copy,
     run_gold,
 )
 from text2sql_grpo.grading.mutants import choosing_operators, edited
@@ -52,11 +54,14 @@ MIN_LARGE, MAX_LARGE = 4, 120  # numbers in a query that ask for them, and their
 MAX_OF_ANSWER = 64  # size of groups that only the answer asks for, above which other candidates ignore it
 N_SAMPLES = 128  # samples as queries read them that are kept: answers to one question read the same
 MAX_SEARCH_S = 10.0  # in databases, for one answer; a slow one is tried on fewer candidates
+N_REVERSED = 8  # candidates on which an answer is also tried with their rows in the reverse order
 N_AT_ONCE = 4  # candidates on which an answer runs before that time is looked at
 ROWS_FOR_ANSWER = (1, 8, 16, 24)  # of a table that a query reads, before groups need more
 
 # Fields of a gold query to which an answer adds nothing.
 OF_GOLD_ALONE = {"tree", "columns_of", "missing", "trimmed", "cased", "tied"}
+
+_ROW_ID = re.compile(r"\b(?:rowid|oid|_rowid_)\b", re.IGNORECASE)
 
 NO_CANDIDATE = "no test database: in all tries the gold query failed or depended on row order"
 FAILED = "the gold query failed when its test databases were made"
@@ -338,13 +343,26 @@ def find_counterexamples(
         if not candidates:
             raise NoCandidateError("the gold query fails on all candidates")
         time = SearchTime()
-        for start in range(0, len(candidates), N_AT_ONCE):
-            some = candidates[start : start + N_AT_ONCE]
-            outcomes = executor.execute_many([(drawn.path, answer_sql) for drawn in some], limits=limits)
-            for drawn, outcome in zip(some, outcomes, strict=True):
-                if not drawn.gold.accepts(outcome, may_find_nothing=True) and drawn.is_stable():
-                    yield drawn.path
+        tries = chain(((drawn, drawn.path) for drawn in candidates), _reversed(read, candidates, answer_sql))
+        while some := list(islice(tries, N_AT_ONCE)):
+            outcomes = executor.execute_many([(path, answer_sql) for _, path in some], limits=limits)
+            for (drawn, path), outcome in zip(some, outcomes, strict=True):
+                is_refused = not drawn.gold.accepts(outcome, may_find_nothing=True)
+                if is_refused and (path == drawn.path or outcome.is_ok) and drawn.is_stable():
+                    yield path
             time.spend(*outcomes)
+
+
+def _reversed(
+    base: DatabaseSample, candidates: Sequence[Drawn], answer_sql: str
+) -> Iterator[tuple[Drawn, Path]]:
+    """The first candidates with their rows in the reverse order: an answer may rely on that of the scan."""
+    if _ROW_ID.search(answer_sql):  # the copies have other ones
+        return
+    for drawn in candidates[:N_REVERSED]:
+        path = drawn.path.with_suffix(".reversed.sqlite")
+        reversed_copy(base, drawn.connection, path).close()
+        yield drawn, path
 
 
 def _recipes_for_answer(rng: Random, query: GoldQuery) -> list[Recipe]:
