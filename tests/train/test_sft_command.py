@@ -190,6 +190,7 @@ def rewrite_question(config: Config) -> Config:
         lambda config: replace(config, grpo=config.grpo | {"bf16": not run_arguments(config).bf16}),
         lambda config: replace(config, model=replace(config.model, lora=LoraSettings(r=2))),
         lambda config: replace(config, environment=replace(config.environment, schema_text="ddl")),
+        lambda config: replace(config, data=replace(config.data, hide=["branch.nothing"])),
         rewrite_question,
     ],
 )

@@ -232,7 +232,7 @@ def _stage_folder(bench: Bench, arguments: SQLGRPOConfig, run: Path | None) -> P
         "model": asdict(config.model) | ({"path": None} if model.is_dir() else {}),
         "environment": asdict(config.environment),
         "seed": config.run.seed,
-        "data": [config.data.train_samples, config.data.dev_databases],
+        "data": [config.data.train_samples, config.data.dev_databases, config.data.hide],
         "grpo": {name: getattr(arguments, name) for name in RESULT_FIELDS},
         "template": arguments.chat_template_kwargs,
         "versions": torch.__version__,
