@@ -2,6 +2,7 @@
 
 | private name | why | public hook that would replace it |
 | --- | --- | --- |
+| `_metrics` | means over no token | NaN in their place |
 | `_load_from_checkpoint` | weights of the best checkpoint | `load_weights(folder)` |
 | `TOKEN_CHUNK_SIZE`, `_CHUNKED_LOGPROB_CHUNK_SIZE` | memory of the fused head | arguments of it |
 | `_attn_implementation` (in `rollout.policy`) | the value to restore | a getter |
@@ -14,6 +15,7 @@ Methods that trainers override and call by `super()`, in the order in which TRL 
 `_get_output_dir`. Replaced, as the trainer makes its own batches: _prepare_inputs.
 """
 
+import math
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
@@ -130,6 +132,13 @@ def plain_log_probs(
 ) -> torch.Tensor:
     """TRL's log-probs of the last `width` columns, each row forwarded whole."""
     return plain_outputs(trainer, model, input_ids, mask, width)[0]
+
+
+def leave_out_token_means(trainer: GRPOTrainer) -> None:
+    """Replace the means over tokens that the last loss logged by NaN, which no log counts."""
+    for name, values in trainer._metrics["train"].items():
+        if name == "entropy" or name.startswith(("kl", "clip_ratio/", "cispo_clip_ratio", "vespo/")):
+            values[-1] = math.nan
 
 
 def shrink_logit_tiles(trainer: GRPOTrainer) -> None:

@@ -236,10 +236,17 @@ def test_groups_without_advantage_are_not_forwarded(trainer: Sharing) -> None:
 
 def test_nothing_to_learn_from(trainer: Sharing) -> None:
     batch = batch_of(random.Random(1), [2, 2])
+    only, both = dict[str, float](), dict[str, float]()
+    trainer.log({})
+    trainer.learn(batch, shared=True)
+    trainer.log(only)
+    trainer.learn(batch, shared=True)
     for blank in ({"advantages": torch.zeros(4)}, {"tool_mask": torch.zeros_like(batch["tool_mask"])}):
         loss, gradient = trainer.learn(batch | blank, shared=True)
         assert loss == 0
         assert gradient.abs().max() == 0
+    trainer.log(both)
+    assert {name: both[name] for name in only} == only  # micro-batches without a learning row do not count
 
 
 @pytest.mark.parametrize("architecture", ["qwen2", "qwen3", "gemma", "mistral"])

@@ -22,7 +22,7 @@ from text2sql_grpo.config import RolloutConfig
 from text2sql_grpo.errors import ConfigError, RunError
 from text2sql_grpo.reliability.bad_steps import BadSteps
 from text2sql_grpo.reliability.checkpoints import Checkpoints
-from text2sql_grpo.reliability.ranks import gather, is_distributed
+from text2sql_grpo.reliability.ranks import any_rank, gather, is_distributed
 from text2sql_grpo.token_tree.update import TokenTreeUpdate
 from text2sql_grpo.training.arguments import REFUSED, SQLGRPOConfig
 from text2sql_grpo.training.credit import GroupCredit
@@ -201,6 +201,8 @@ class RolloutGRPOTrainer(GRPOTrainer):
         self._known = log_probs[:count], None if entropies is None else entropies[:count], aux_loss
         loss: torch.Tensor = super()._compute_loss(model, groups)
         self._known = None
+        if not any_rank(bool((groups["completion_mask"] * groups["tool_mask"]).any())):
+            trl_compat.leave_out_token_means(self)  # 0 by TRL
         num_added = self.current_gradient_accumulation_steps  # micro-batches whose losses add up
         cross_entropy = torch.zeros_like(loss)
         if "ce_weights" in inputs:
