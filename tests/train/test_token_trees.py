@@ -194,6 +194,8 @@ def test_log_probs_loss_and_gradient_are_those_of_the_plain_way(
 @pytest.mark.parametrize("variant", ["on_policy", "off_policy", "kl", "sequence", "quantile", "bonus"])
 def test_every_loss(trainer: Sharing, loss_type: str, variant: str) -> None:
     batch = batch_of(random.Random(LOSSES.index(loss_type)), [3, 1, 4])
+    flat = max(group_rows(prompt_texts(batch["prompt_ids"], batch["prompt_mask"])), key=len)
+    batch["advantages"][flat] = 0.0
     noise = torch.randn(batch["completion_ids"].shape, generator=torch.Generator().manual_seed(0))
     finite = -3 - noise.abs()
     known = finite.clone()

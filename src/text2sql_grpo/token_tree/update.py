@@ -191,11 +191,11 @@ def computes_exactly(trainer: Trainer) -> bool:
 def may_skip_zero_variance(trainer: GRPOTrainer) -> bool:
     """True if rows without an advantage change no gradient, so that only metrics would read them.
 
-    The loss type bnpo divides by the number of their tokens.
+    The loss type bnpo divides by the number of their tokens; a quantile of entropies is over all tokens.
     """
-    has_bonus = trainer.args.entropy_coef or trainer.args.use_adaptive_entropy
+    has_bonus = trainer.entropy_coef or trainer.use_adaptive_entropy
     has_gradient = trainer.beta or has_bonus or trainer.aux_loss_enabled
-    return not (has_gradient or trainer.loss_type == "bnpo")
+    return not (has_gradient or trainer.loss_type == "bnpo" or trainer.top_entropy_quantile < 1)
 
 
 def whole_rows(inputs: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor, int]:
