@@ -25,7 +25,7 @@ def test_a_signal_that_comes_while_processes_ask_each_other_stops_them_a_step_la
             stopper.on_step_end(None, None, control)
         assert not control.should_training_stop  # the others go on
         stopper.on_step_end(None, None, control)
-    assert control.should_save
+    assert control.should_save and control.should_log
     assert control.should_training_stop
 
 

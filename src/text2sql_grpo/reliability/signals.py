@@ -56,8 +56,8 @@ class StopOnInterrupt(TrainerCallback):
         self._console.print("Stopping after this step, with a checkpoint (once more to stop at once) ...")
 
     def on_step_end(self, args: Any, state: Any, control: TrainerControl, **kwargs: Any) -> None:
-        """Request a checkpoint and the end of training, after the same step on every rank."""
+        """Request a log, a checkpoint and the end of training, after the same step on every rank."""
         if any_rank(self.is_stopping):  # a signal that comes meanwhile counts at the end of the next step
             self.is_stopping = True
-            control.should_save = True
+            control.should_save = control.should_log = True
             control.should_training_stop = True
