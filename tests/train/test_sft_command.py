@@ -230,9 +230,16 @@ def test_more_processes_than_a_batch_can_be_divided_by(config: Path, monkeypatch
 
 def test_no_questions_and_no_chats_fit(config: Path) -> None:
     one = load_config(config)
-    with pytest.raises(DataError, match="no demonstration of a batch"):
+    with pytest.raises(DataError, match="no demonstration has at most"):
         long = [{**row, "question": "?" * 9000} for row in QUESTIONS]
         start(changed(one, questions=write_questions(Path("long.jsonl"), long)))
+
+
+def test_a_batch_that_is_too_long_counts_nothing(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_questions(Path("questions.jsonl"), [QUESTIONS[0], {**QUESTIONS[1], "question": "?" * 9000}])
+    out = fine_tune(config, "--sft.batch_size", "1", steps=2)
+    assert sorted(row["loss"] > 0 for row in json_lines(out / "metrics.jsonl")) == [False, True]
+    assert "left out 1 question longer than the model's context" in capsys.readouterr().out
 
 
 def test_evaluations_of_the_stage_are_scheduled(config: Path) -> None:

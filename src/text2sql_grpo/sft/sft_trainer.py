@@ -26,7 +26,7 @@ from text2sql_grpo.data.example import Example
 from text2sql_grpo.environment.session import SQLEnvironment
 from text2sql_grpo.errors import DataError
 from text2sql_grpo.reliability.checkpoints import Checkpoints
-from text2sql_grpo.reliability.ranks import any_reason, gather
+from text2sql_grpo.reliability.ranks import any_rank, any_reason, gather
 from text2sql_grpo.rollout.chat_format import ChatFormat
 from text2sql_grpo.rollout.check import disagreement
 from text2sql_grpo.rollout.demonstrations import Demonstration, weighted_demonstrations
@@ -40,6 +40,7 @@ logger = logging.getLogger(__name__)
 
 # Arguments of GRPO that SFT shares and its result depends on.
 RESULT_FIELDS = ("bf16", "fp16", "optim", "max_grad_norm", "weight_decay")
+_BLANK = Demonstration([0, 0], [0.0, 1.0])  # forwarded with weight 0 by a rank whose batch is empty
 
 
 @dataclass(frozen=True)
@@ -112,7 +113,8 @@ class SFTData(Dataset[list[Demonstration]]):
     Args:
         chats: Collected chats, each with the name of its database.
         batch_size: Number of questions and chats in one batch.
-        longest: Maximum number of tokens; longer demonstrations are left out and counted.
+        longest: Maximum number of tokens, the model's context; longer demonstrations are left out and
+            counted, so that a batch may be empty.
 
     Attributes:
         left_out: Ids of the questions that were too long.
@@ -147,13 +149,19 @@ class SFTData(Dataset[list[Demonstration]]):
         numbers = [
             self._order(place // len(self._databases))[place % len(self._databases)] for place in places
         ]
-        fitting = [made for number in numbers for made in self._demonstrations(number)]
-        if not fitting:
+        return [made for number in numbers for made in self._demonstrations(number)]
+
+    def check_fits(self) -> None:
+        """Fail if no demonstration of any batch is short enough.
+
+        Raises:
+            DataError: None is.
+        """
+        if not any(self[batch] for batch in range(len(self))):
             raise DataError(
-                f"no demonstration of a batch has at most {self._longest} tokens: lower "
-                "environment.max_schema_tokens, or raise environment.max_episode_tokens"
+                f"no demonstration has at most {self._longest} tokens, the model's context: lower "
+                "environment.max_schema_tokens, or take a model with a longer context"
             )
-        return fitting
 
     def _demonstrations(self, number: int) -> list[Demonstration]:
         if number >= len(self._examples):
@@ -216,15 +224,23 @@ class SFTStageTrainer(Trainer):
     def training_step(
         self, model: torch.nn.Module, inputs: list[Demonstration], num_items_in_batch: Any = None
     ) -> torch.Tensor:
-        """Add the gradient of one optimiser step; return its loss, in nats a token."""
+        """Add the gradient of one optimiser step; return its loss, in nats a token.
+
+        Raises:
+            DataError: See `SFTData.check_fits`.
+        """
         model.train()
-        if self.obstacle is None and not self._is_checked:
-            self._check(model, inputs)
+        is_empty = not any_rank(bool(inputs))
+        if is_empty:
+            self.train_dataset.check_fits()
+        forwarded = inputs or [_BLANK]
+        if self.obstacle is None and not self._is_checked and not is_empty:
+            self._check(model, forwarded)
         limit = sys.maxsize if self.is_deepspeed_enabled else self._max_tokens  # it steps at each backward
-        parts = split(inputs, limit, shares_prefixes=self.obstacle is None)
+        parts = split(forwarded, limit, shares_prefixes=self.obstacle is None)
         facts = len(parts), sum(sum(one.weights) for one in inputs), sum(len(one.ids) for one in inputs)
         counts, weights, tokens = zip(*gather(facts), strict=True)
-        scale = len(counts) / sum(weights)  # gradients are averaged over ranks
+        scale = len(counts) / sum(weights) if inputs else 0.0  # gradients are averaged over ranks
         # The same number of passes on each rank, since each pass gathers sharded weights.
         scales = [scale] * len(parts) + [0.0] * (max(counts) - len(parts))
         total = torch.zeros((), device=self.args.device)
