@@ -75,3 +75,6 @@ def test_a_run_resumes_from_step_0(config: Path) -> None:
     again = load_file(run / "checkpoint-2" / "model.safetensors")
     torch.testing.assert_close(again, trained, rtol=0, atol=0)
     assert scheduled(run) == known
+    train(config, *options, "--run.output_dir", "moved", "--resume", "run/checkpoint-1")
+    assert scheduled(Path("moved")) == known
+    assert json.loads(Path("moved/evaluation.json").read_text())["step"] == 0

@@ -91,6 +91,10 @@ def test_an_extended_run_has_the_learning_rates_of_the_new_length(
 
     assert resume() == 0  # nothing is left to do, and nothing has changed
     assert "Changed" not in capsys.readouterr().out
+    other = ["--run.output_dir", "other", "--resume", "run/checkpoint-4"]
+    assert main(["train", "--config", "run/config.yaml", *other]) == 0
+    for log in ("metrics.jsonl", "rollouts.jsonl"):
+        assert Path("other", log).read_bytes() == (run / log).read_bytes()
 
 
 def test_sft_keeps_its_settings_and_can_be_extended(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -122,11 +122,17 @@ def _of_as_many_ranks(checkpoint: Path) -> Path:
 
 
 def best_checkpoint(folder: Path) -> Path | None:
-    """The best checkpoint according to the newest one; None if none is recorded."""
+    """The best checkpoint according to the newest one; None if none is recorded, or it is gone."""
     saved = saved_checkpoints(folder)
-    manifest = saved[-1] / MANIFEST if saved else None
-    best = read_json(manifest)["best"] if manifest and manifest.is_file() else None
-    return folder / f"checkpoint-{best['step']}" if best else None
+    return best_by(saved[-1]) if saved else None
+
+
+def best_by(checkpoint: Path) -> Path | None:
+    """The best checkpoint of a folder according to one of its checkpoints; None as of `best_checkpoint`."""
+    manifest = checkpoint / MANIFEST
+    best = read_json(manifest)["best"] if manifest.is_file() else None
+    path = checkpoint.parent / f"checkpoint-{best['step']}" if best else None
+    return path if path is not None and path.is_dir() else None
 
 
 def remove_left_over(checkpoint: Path, args: TrainingArguments) -> None:
@@ -223,9 +229,9 @@ class Checkpoints(TrainerCallback):
         """
         trainer = self._trainer
         self._last_step = trainer.state.global_step
-        manifest = checkpoint / MANIFEST
-        if manifest.is_file():
-            self.best = read_json(manifest)["best"]
+        best = best_by(checkpoint)
+        if best is not None and (Path(trainer.args.output_dir) / best.name).is_dir():
+            self.best = read_json(checkpoint / MANIFEST)["best"]
         _set_rates(trainer)
         more = checkpoint / _state_name(trainer)
         if self._has_state and more.is_file():

@@ -26,6 +26,7 @@ from text2sql_grpo.models.loaded_policy import resolved
 from text2sql_grpo.reliability import ranks
 from text2sql_grpo.reliability.checkpoints import (
     RUN_CONFIG,
+    best_by,
     checkpoint_step,
     find_whole,
     saved_checkpoints,
@@ -211,18 +212,22 @@ def prepare_folder(config: Config, checkpoint: Path | None, console: Console) ->
     """Prepare the run folder for a new or a resumed run, on rank 0.
 
     Archive an earlier run whole, so that no other run appends to its logs. Cut the logs of a resumed run back
-    to its checkpoint.
+    to its checkpoint; one that moves takes its logs and its best checkpoint along.
     """
     folder = config.run.output_dir
     if ranks.is_main():
         try:
             shutil.rmtree(folder / PARTIAL, ignore_errors=True)
-            if checkpoint is not None and checkpoint.resolve().parent == folder.resolve():
-                step = steps_done(checkpoint)
-                _archive_later_steps(folder, step, console)
-                RunLog(folder).cut_back(step)
-            else:
+            is_here = checkpoint is not None and checkpoint.resolve().parent == folder.resolve()
+            if not is_here:
                 _archive_earlier_run(folder, console)
+            if checkpoint is not None:
+                step = steps_done(checkpoint)
+                if is_here:
+                    _archive_later_steps(folder, step, console)
+                else:
+                    _copy_run(checkpoint, folder)
+                RunLog(folder).cut_back(step)
             write_text(folder / CONFIG, dump_config(config))
         except OSError as error:
             raise RunError(f"cannot write to the run folder: {error} ({folder})") from error
@@ -234,6 +239,16 @@ def _archive_earlier_run(folder: Path, console: Console) -> None:
     if [path.name for path in earlier] not in ([], [CONFIG]):  # a config alone: it had not begun
         target = _move(earlier, folder)
         console.print(f"Moved the earlier run of this folder to {target}", soft_wrap=True)
+
+
+def _copy_run(checkpoint: Path, folder: Path) -> None:
+    """Copy the logs next to a checkpoint, and the best checkpoint according to it."""
+    for path in (checkpoint.parent / name for name in LOGS):
+        if path.is_file():
+            shutil.copy2(path, folder)
+    best = best_by(checkpoint)
+    if best is not None:
+        shutil.copytree(best, folder / best.name)
 
 
 def _archive_later_steps(folder: Path, step: int, console: Console) -> None:

@@ -100,7 +100,8 @@ def _picture(run: Run) -> Path | None:
 
 def _write_suspects(run: Run) -> int:
     """Write the golds that most episodes of the run contradict; returns their number."""
-    environment, samples = run.bench.environment, read_samples(run.folder / ROLLOUTS)
+    environment, episodes = run.bench.environment, run.folder / ROLLOUTS
+    samples = read_samples(episodes) if episodes.is_file() else {}
     examples = [
         Example(id, first["database"], first["question"], first["gold_sql"])
         for id, (first, *_) in samples.items()
