@@ -10,7 +10,7 @@ import torch
 from trl import GRPOConfig
 
 from text2sql_grpo.config import load_config
-from text2sql_grpo.errors import ConfigError
+from text2sql_grpo.errors import ConfigError, DataError
 from text2sql_grpo.run.pipeline import run_arguments
 from text2sql_grpo.training.arguments import (
     REFUSED,
@@ -34,6 +34,27 @@ def test_fields_of_the_config_and_of_other_sections_arrive(tmp_path: Path) -> No
         "cosine",
         str(tmp_path),
     )
+
+
+@pytest.mark.parametrize(
+    ("fields", "remedy"),
+    [
+        ({"gradient_accumulation_steps": 32}, "gradient_accumulation_steps"),
+        (
+            {"gradient_accumulation_steps": 1, "generation_batch_size": 32},
+            "steps_per_generation (or gen",
+        ),
+        (
+            {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 4},
+            "per_device_train_batch_size or grpo.gradient_accumulation_steps",
+        ),
+    ],
+)
+def test_too_few_questions_name_what_multiplies(tmp_path: Path, fields: dict[str, Any], remedy: str) -> None:
+    arguments = made(tmp_path, num_generations=8, **{"per_device_train_batch_size": 1, **fields})
+    arguments.check_questions(4)
+    with pytest.raises(DataError, match=re.escape(f"got 3 (data.train): lower grpo.{remedy}")):
+        arguments.check_questions(3)
 
 
 @pytest.mark.parametrize(

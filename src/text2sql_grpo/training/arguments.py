@@ -168,10 +168,18 @@ class SQLGRPOConfig(GRPOConfig):
         """
         needed = self.generation_batch_size // self.num_generations
         if count < needed:
+            steps = "steps_per_generation (or generation_batch_size)"
+            if self.steps_per_generation == self.gradient_accumulation_steps:
+                steps = "gradient_accumulation_steps"
+            factors = {
+                "grpo.per_device_train_batch_size": self.per_device_train_batch_size,
+                f"grpo.{steps}": self.steps_per_generation,
+                "the number of processes": self.world_size,
+            }
             raise DataError(
                 f"one batch needs at least {needed} questions (grpo: {self.generation_batch_size} episodes, "
-                f"{self.num_generations} of each), got {count} (data.train): "
-                "lower grpo.per_device_train_batch_size"
+                f"{self.num_generations} of each), got {count} (data.train): lower "
+                f"{' or '.join(name for name, factor in factors.items() if factor > 1)}"
             )
 
 
