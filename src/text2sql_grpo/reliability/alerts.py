@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 import threading
 import time
 import urllib.request
@@ -158,6 +159,9 @@ def _post(address: str, record: dict[str, Any]) -> None:
 def _address(webhook: str | None) -> str | None:
     if webhook is None:
         return None
+    for name in re.findall(r"\$(\w+|{[^}]*})", webhook):  # as `expandvars` reads them
+        if name.strip("{}") not in os.environ:
+            raise ConfigError(f"alerts.webhook names an environment variable that is not set: ${name}")
     address = os.path.expandvars(webhook)
     parts = urlsplit(address)
     if parts.scheme not in ("http", "https") or not parts.netloc:
