@@ -224,8 +224,9 @@ def test_more_processes_than_a_batch_can_be_divided_by(config: Path, monkeypatch
     one = changed(load_config(config), batch_size=3)
     arguments = run_arguments(one)
     monkeypatch.setattr(type(arguments), "world_size", 2)
+    monkeypatch.setattr(job, "base_policy", lambda _: pytest.fail("loaded the model"))
     with pytest.raises(job.ConfigError, match=r"sft\.batch_size must be a multiple .* \(2\), got 3"):
-        started_policy(Bench.open(one), arguments, Console(quiet=True))
+        job.sft(one, Path("out"), arguments, console=Console(quiet=True))
 
 
 def test_no_questions_and_no_chats_fit(config: Path) -> None:

@@ -50,6 +50,7 @@ from text2sql_grpo.run.archive import (
     prepare_folder,
     resume_hint,
 )
+from text2sql_grpo.run.stage import wrong_batch_size
 from text2sql_grpo.run_folder import RunLog
 from text2sql_grpo.sft.sft_trainer import RESULT_FIELDS, SFTData, SFTStageTrainer, stage_arguments
 from text2sql_grpo.training.arguments import SQLGRPOConfig
@@ -74,13 +75,16 @@ def sft(
     ranks.create_group()
     if not ranks.is_main():
         console = Console(quiet=True)
+    settings = config.sft or SFTSettings()
     config = replace(
         config,
-        sft=config.sft or SFTSettings(),
+        sft=settings,
         model=resolved(config.model, device_type()),
         run=replace(config.run, output_dir=out),
     )
     check_ranks(config)
+    if reason := wrong_batch_size(settings, arguments.world_size):
+        raise ConfigError(reason)
     bench = Bench.open(config)
     checkpoint = find_checkpoint(config, resume, console, free=SFT_FREE)
     with claimed(out), stop_on_sigterm(), bench:
@@ -168,15 +172,10 @@ def stage_trainer(
     """Make the SFT trainer; add an adapter if the config has one and the policy has none.
 
     Raises:
-        RunError: Anything wrong with questions, chats or batch size.
+        RunError: Anything wrong with questions or chats.
     """
     config, settings = bench.config, bench.config.sft
     assert settings is not None
-    if settings.batch_size % arguments.world_size:
-        raise ConfigError(
-            f"sft.batch_size must be a multiple of the number of processes ({arguments.world_size}), "
-            f"got {settings.batch_size}"
-        )
     sessions, longest = bench.environment.sessions, context_length(policy.model)
     options = config.grpo.get("chat_template_kwargs")
     chat = measured_chat(policy.tokenizer, policy.model, sessions, template_options=options)

@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from text2sql_grpo.config import Config
+from text2sql_grpo.config import Config, SFTSettings
 from text2sql_grpo.data.example import Example
 from text2sql_grpo.errors import ConfigError
 from text2sql_grpo.evaluation.answers import write_answers
@@ -28,15 +28,18 @@ from text2sql_grpo.run_folder import EVALUATION, answers_file, read_evaluation
 
 def wrong_stages(config: Config, processes: int, *, is_sharded: bool) -> list[str]:
     """List the settings of the stages around GRPO that the number of processes, or sharding, rules out."""
-    sft = config.sft if config.sft and config.sft.adapter is None else None
-    reasons = {
-        "evaluation.blend below 1 needs a single process: set it to 1": (
-            config.evaluation.blend < 1 and (processes > 1 or is_sharded)
-        ),
-        f"sft.batch_size must be a multiple of the number of processes ({processes}), got "
-        f"{sft and sft.batch_size}": sft is not None and sft.batch_size % processes,
-    }
-    return [reason for reason, is_wrong in reasons.items() if is_wrong]
+    blend = "evaluation.blend below 1 needs a single process: set it to 1"
+    is_blended = config.evaluation.blend < 1 and (processes > 1 or is_sharded)
+    trained = config.sft if config.sft and config.sft.adapter is None else None
+    reasons = (blend if is_blended else None, wrong_batch_size(trained, processes) if trained else None)
+    return [reason for reason in reasons if reason is not None]
+
+
+def wrong_batch_size(sft: SFTSettings, processes: int) -> str | None:
+    """Reason why the processes cannot divide a batch of SFT; None if they can."""
+    if sft.batch_size % processes == 0:
+        return None
+    return f"sft.batch_size must be a multiple of the number of processes ({processes}), got {sft.batch_size}"
 
 
 @dataclass
