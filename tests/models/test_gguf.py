@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import gguf
+import psutil
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -313,7 +314,7 @@ def test_too_little_memory_or_disk_is_found_before_loading(
         patch.setattr(conversion.shutil, "disk_usage", lambda _: Full)
         with pytest.raises(ModelError, match="too little disk space of the cache to convert"):
             model_folder(str(tiny_gguf))
-    monkeypatch.setattr(hardware.psutil, "virtual_memory", lambda: Full)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: Full)
     with pytest.raises(ModelError, match="too little memory to convert the GGUF file"):
         model_folder(str(tiny_gguf))
     with pytest.raises(ModelError, match=r"too little memory for the model: its float32 weights take .* GiB"):

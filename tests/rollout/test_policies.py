@@ -3,6 +3,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from peft import (
@@ -43,6 +44,7 @@ from text2sql_grpo.rollout.policy import (
     cache_bytes,
     cached_numbers,
     context_length,
+    machine_memory,
     model_policy,
     obstacle,
     plays_by_slots,
@@ -270,6 +272,31 @@ def test_slots_are_as_many_as_sessions_limit_and_memory_allow(
     whole = cache_bytes(torch.device("cpu"))
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     assert cache_bytes(torch.device("cpu")) == whole // 2
+
+
+@pytest.mark.parametrize(
+    ("line", "files", "limit"),
+    [
+        ("0::/pod/box", {"pod/box/memory.max": "max", "pod/memory.max": "5000"}, 5000),
+        ("0::/", {"memory.max": "5000"}, 5000),
+        ("4:hugetlb,memory:/docker/a", {"memory/memory.limit_in_bytes": "5000"}, 5000),
+        ("4:memory:/a", {"memory/a/memory.limit_in_bytes": "9223372036854771712"}, None),
+        ("3:cpu:/a", {"memory/a/memory.limit_in_bytes": "5000"}, None),
+    ],
+)
+def test_the_limit_of_a_container_counts_as_memory(
+    tmp_path: Path, line: str, files: dict[str, str], limit: int | None
+) -> None:
+    whole = machine_memory(root=tmp_path)
+    assert whole == psutil.virtual_memory().total
+    for name, text in {
+        "proc/self/cgroup": line,
+        **{f"sys/fs/cgroup/{n}": t for n, t in files.items()},
+    }.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(f"{text}\n")
+    assert machine_memory(root=tmp_path) == (limit or whole)
+    assert limit is None or machine_memory(is_free=True, root=tmp_path) == limit
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma4_text", "deepseek_v3"])

@@ -11,7 +11,6 @@ from typing import Any
 
 import gguf as library
 import numpy as np
-import psutil
 import torch
 import transformers
 from filelock import FileLock
@@ -24,6 +23,7 @@ from text2sql_grpo.errors import DataError, ModelError
 from text2sql_grpo.files import PARTIAL, draft, read_json, sha256, write_json
 from text2sql_grpo.models.hardware import GIB
 from text2sql_grpo.models.loaded_policy import check_saved_tokenizer
+from text2sql_grpo.rollout.policy import machine_memory
 
 logger = logging.getLogger(__name__)
 
@@ -128,7 +128,7 @@ def _check_header(gguf: Path, folder: Path) -> str:
         size = 4 * sum(int(tensor.n_elements) for tensor in reader.tensors)
     except Exception as error:  # The parser checks little, so a damaged file raises anything.
         raise ModelError(f"cannot read the GGUF file: {_first_line(error)} ({gguf})") from error
-    memory, disk = psutil.virtual_memory().available, shutil.disk_usage(folder).free
+    memory, disk = machine_memory(is_free=True), shutil.disk_usage(folder).free
     for place, free in (("memory", memory), ("disk space of the cache", disk)):
         if size > free:
             raise ModelError(

@@ -9,11 +9,11 @@ from contextlib import contextmanager
 from functools import cache
 from typing import Any, Literal
 
-import psutil
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 
 from text2sql_grpo.errors import ConfigError, ModelError
+from text2sql_grpo.rollout.policy import machine_memory
 
 GIB = 1 << 30
 _M_ARENA_MAX = -8  # of glibc's malloc.h
@@ -49,7 +49,7 @@ def device_memory(kind: str) -> int:
     """Bytes of a device's memory; that of this machine for a CPU."""
     if kind == "cuda":
         return int(torch.cuda.get_device_properties(0).total_memory)
-    return int(psutil.virtual_memory().total)
+    return machine_memory()
 
 
 def keep_one_heap() -> None:
@@ -91,7 +91,7 @@ def check_fits(path: str, config: PreTrainedConfig, *, dtype: str, device: str, 
         return
     chosen = getattr(torch, dtype) if dtype != "auto" else (config.dtype or torch.float32)
     size = copies * chosen.itemsize * _num_weights(config)
-    free = psutil.virtual_memory().available
+    free = machine_memory(is_free=True)
     if size > free:
         trained = " with gradients and optimiser states" if copies > 1 else ""
         name = str(chosen).removeprefix("torch.")
@@ -111,7 +111,7 @@ def inference_dtype(config: PreTrainedConfig, *, device: str) -> Literal["auto",
     if device != "cpu" or not is_stored_slow or getattr(config, "quantization_config", None) is not None:
         return "auto"
     size = torch.float32.itemsize * _num_weights(config)
-    return "float32" if 2 * size <= psutil.virtual_memory().available else "auto"
+    return "float32" if 2 * size <= machine_memory(is_free=True) else "auto"
 
 
 def _num_weights(config: PreTrainedConfig) -> int:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cache
+from pathlib import Path
 from typing import Literal, cast
 from weakref import WeakKeyDictionary
 
@@ -162,7 +163,7 @@ class SlotPolicy:
 
 
 def cache_bytes(device: torch.device) -> int:
-    """Number of bytes for keys and values: half of what is free on a GPU, an eighth of a machine's memory.
+    """Number of bytes for keys and values: half of what is free on a GPU, an eighth of `machine_memory`.
 
     What torch's allocator has reserved and does not use is free. The share of a CPU does not depend on
     other programs, so that equal runs have equal passes; ranks on one machine divide it.
@@ -170,7 +171,27 @@ def cache_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         reserved = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return int(torch.cuda.mem_get_info(device)[0] + reserved) // 2
-    return int(psutil.virtual_memory().total) // 8 // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return machine_memory() // 8 // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+
+
+def machine_memory(*, is_free: bool = False, root: Path = Path("/")) -> int:
+    """Bytes of this machine's memory, or of what is free, but at most the limit of a container.
+
+    Args:
+        root: Folder of the kernel's `proc` and `sys`, which name and limit the process's control groups.
+    """
+    memory = psutil.virtual_memory()
+    limits = [int(memory.available if is_free else memory.total)]
+    groups = root / "proc/self/cgroup"
+    for line in groups.read_text().splitlines() if groups.is_file() else []:
+        _, kinds, group = line.split(":", 2)
+        if kinds and "memory" not in kinds.split(","):
+            continue
+        top, name = ("memory", "memory.limit_in_bytes") if kinds else ("", "memory.max")
+        own = root / "sys/fs/cgroup" / top / group.lstrip("/")  # in some containers absent, below the top
+        texts = [(path / name).read_text().strip() for path in (own, *own.parents) if (path / name).is_file()]
+        limits += [int(text) for text in texts if text != "max"]
+    return min(limits)
 
 
 def cached_numbers(config: PreTrainedConfig) -> int:
