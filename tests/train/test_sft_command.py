@@ -196,7 +196,9 @@ def rewrite_question(config: Config) -> Config:
 )
 def test_what_makes_another_stage(config: Path, change: Callable[[Config], Config]) -> None:
     one = load_config(config)
-    same = replace(one, grpo=one.grpo | {"learning_rate": 1e-5, "max_steps": 9})
+    same = changed(one, save_steps=7, evaluate_every=3)
+    same = replace(same, grpo=one.grpo | {"learning_rate": 1e-5, "max_steps": 9})
+    same = replace(same, model=replace(one.model, frozen_layers=1))
     folders = {stage_folder(Bench.open(each), run_arguments(each)) for each in (one, change(one), same)}
     assert len(folders) == 2
 

@@ -227,8 +227,8 @@ def _stage_folder(bench: Bench, arguments: SQLGRPOConfig, run: Path | None) -> P
     assert settings is not None
     model, databases, servers = Path(config.model.path), bench.environment.databases, _servers(bench)
     what = {
-        "sft": asdict(settings),
-        "model": asdict(config.model) | ({"path": None} if model.is_dir() else {}),
+        "sft": asdict(replace(settings, save_steps=1, evaluate_every=None)),  # they change no weight
+        "model": asdict(replace(config.model, frozen_layers=0)) | ({"path": None} if model.is_dir() else {}),
         "environment": asdict(config.environment),
         "seed": config.run.seed,
         "data": [config.data.train_samples, config.data.dev_databases, config.data.hide],
