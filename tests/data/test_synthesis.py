@@ -336,6 +336,15 @@ def test_a_table_without_questions_is_named_with_the_reason(tmp_path: Path) -> N
     assert reasons["empty"] == (False, "no rows")
 
 
+def test_a_table_of_nested_columns_alone_stops_nothing(tmp_path: Path) -> None:
+    rows = ", ".join(f"({number}, '{'AB'[number % 2]}')" for number in range(20))
+    script = f"CREATE TABLE visits (n INTEGER, city TEXT); INSERT INTO visits VALUES {rows};"
+    script += "CREATE TABLE raw (payload JSON, tags INTEGER[]); INSERT INTO raw VALUES ('{}', [1]);"
+    duckdb_file(tmp_path / "shop.duckdb", script)
+    made = make_questions(tmp_path / "shop.duckdb", tmp_path / "made", question_sets=TINY_SETS)
+    assert {one.table for one in made.tables if one.n_questions} == {"visits", "raw"}  # how many there are
+
+
 @pytest.mark.thorough
 def test_tables_of_many_rows_are_sampled_and_golds_run_on_all(tmp_path: Path) -> None:
     file = tmp_path / "shop.sqlite"

@@ -144,7 +144,7 @@ class Profile:
     def _table(self, table: Table) -> TableProfile:
         shown = [column for column in table.columns if self._is_plain(column)]
         rows, n_rows = self._sample(table, shown)
-        cells = list(zip(*rows, strict=True)) or [()] * len(shown)
+        cells = list(zip(*rows, strict=True)) if shown and rows else [()] * len(shown)
         columns = {
             column.name: self._values(table, column, found, is_whole=len(rows) >= n_rows)
             for column, found in zip(shown, cells, strict=True)
