@@ -28,7 +28,7 @@ _DELIMITERS = ",;\t|"
 EXCEL_SEPARATOR = re.compile(r"sep=([^\w'\"\r\n])\r?\n", re.IGNORECASE)  # the first line, before the names
 MAX_COLUMNS_SHOWN = 12
 MAX_ODD = 0.15  # share of characters above ASCII in a Western file
-FORMAT = 5  # of the copies, raised when values are read in another way
+FORMAT = 6  # of the copies, raised when values are read in another way
 
 _logger = logging.getLogger(__name__)
 
