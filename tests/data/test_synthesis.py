@@ -620,6 +620,25 @@ def test_a_person_in_several_rows_is_named_by_the_key(tmp_path: Path) -> None:
     assert "the last name of" in text and "playerID" not in text
 
 
+@pytest.mark.parametrize(("key", "is_asked"), [("employee_id", True), ("manager_id", False)])
+def test_rows_without_a_partner_are_asked_about_only_by_their_own_noun(
+    tmp_path: Path, key: str, is_asked: bool
+) -> None:
+    script = (
+        "CREATE TABLE employees (id INTEGER PRIMARY KEY, name TEXT);"
+        f"CREATE TABLE departments (id INTEGER PRIMARY KEY, title TEXT, {key} INTEGER REFERENCES employees);"
+    )
+    people = [(i, f"Ann {chr(97 + i)}") for i in range(20)]
+    departments = [(i, f"Team {chr(97 + i)}", i % 3) for i in range(9)]
+    rows = {"employees": people, "departments": departments}
+    file = sqlite_file(tmp_path / "firm.sqlite", script, rows)
+    sets = [QuestionSet("train", "train", 80, 0, "any")]
+    make_questions(file, tmp_path / "questions", question_sets=sets)
+    golds = [row["gold_sql"] for row in read(tmp_path / "questions")["train"]]
+    assert any("NOT EXISTS" in gold for gold in golds) == is_asked
+    assert any("GROUP BY" in gold and "JOIN" in gold for gold in golds)
+
+
 @pytest.mark.parametrize("engine", but_first_thorough(["sqlite", "duckdb"]))
 def test_codes_are_compared_counted_and_never_added(tmp_path: Path, engine: str) -> None:
     (tmp_path / "databases").mkdir()
