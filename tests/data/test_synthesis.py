@@ -540,6 +540,18 @@ def test_rows_are_not_sorted_by_a_column_with_nulls(tmp_path: Path, engine: str)
     assert "SELECT name FROM club ORDER BY budget DESC" not in golds
 
 
+def test_no_group_is_that_of_missing_days(tmp_path: Path) -> None:
+    days = [f"2024-{i % 9 + 1:02}-10" for i in range(60)]
+    rows = [(i, day, day if i % 7 else None, f"{day} 10:00:00+00") for i, day in enumerate(days)]
+    script = "CREATE TABLE orders (id INTEGER PRIMARY KEY, placed_at TEXT, shipped_at TEXT, paid_at TEXT)"
+    file = sqlite_file(tmp_path / "shop.sqlite", script, {"orders": rows})
+    make_questions(file, tmp_path / "made", question_sets=[QuestionSet("train", "train", 90, 0, "any")])
+    golds = [row["gold_sql"] for row in read(tmp_path / "made")["train"]]
+    grouped = [gold for gold in golds if "GROUP BY" in gold]
+    assert set(re.findall(r"\w+_at", " ".join(grouped))) == {"placed_at"}
+    assert set(re.findall(r"\w+_at", " ".join(golds))) == {"placed_at", "shipped_at", "paid_at"}
+
+
 def test_days_and_numbers_at_the_end_of_their_range_are_read(tmp_path: Path) -> None:
     """Databases mark missing days by the first and last ones that they can store."""
     ends = ["0000-00-00", "2024-02-30", "9999-12-31", *(f"2024-0{i}-11" for i in range(1, 6))]

@@ -417,12 +417,17 @@ def _native(example: Example, profile: Profile) -> Example | None:
 
 
 def _is_good(profile: Profile, draft: Draft) -> bool:
-    """True for a plain answer: some rows, not many, no zero, no tie cut in two; may raise `TimeoutError`."""
+    """True for a plain answer: some rows, not many, no zero, no tie cut in two, no group of missing values.
+
+    May raise `TimeoutError`.
+    """
     gold, look, guess = draft.example.gold_sql, draft.example.look_sql, draft.example.guess_sql
     rows = profile.rows(gold)
     if not rows or len(rows) > (1 if draft.is_single else MAX_ROWS):
         return False
     if rows == ((0,),) or all(cell is None for row in rows for cell in row):
+        return False
+    if " GROUP BY " in gold and any(row[0] is None for row in rows):
         return False
     whole, having, _ = gold.partition(" HAVING ")
     if having and profile.rows(whole) == rows:
