@@ -552,6 +552,23 @@ def test_no_group_is_that_of_missing_days(tmp_path: Path) -> None:
     assert set(re.findall(r"\w+_at", " ".join(golds))) == {"placed_at", "shipped_at", "paid_at"}
 
 
+def test_a_slow_check_of_a_value_costs_its_question_alone(
+    shop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = Profile.rows
+
+    def slow(profile: Profile, sql: str) -> Any:
+        if "name LIKE '%" in sql and "DISTINCT" in sql:
+            raise TimeoutError("a query takes more than 5 s")
+        return rows(profile, sql)
+
+    monkeypatch.setattr(Profile, "rows", slow)
+    made = make_questions(shop / "shop.sqlite", tmp_path / "questions", question_sets=TINY_SETS)
+    assert not made.lacks
+    asked = [row for rows in read(tmp_path / "questions").values() for row in rows]
+    assert not any("name LIKE '%" in row.get("check_sql", "") for row in asked)
+
+
 def test_days_and_numbers_at_the_end_of_their_range_are_read(tmp_path: Path) -> None:
     """Databases mark missing days by the first and last ones that they can store."""
     ends = ["0000-00-00", "2024-02-30", "9999-12-31", *(f"2024-0{i}-11" for i in range(1, 6))]

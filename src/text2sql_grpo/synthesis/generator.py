@@ -390,14 +390,17 @@ def _accepted(
             continue  # a second question with the same gold only if new golds are rare
         if stable_number("gold", gold) % 3 not in question_set.gold_thirds:
             continue
-        if gold not in is_good:
-            try:
+        native = None
+        try:
+            if gold not in is_good:
                 is_good[gold] = _is_good(profile, draft)
-            except TimeoutError:
-                is_good[gold] = False
-                timeouts += 1
-                taken.timeouts.update((drafter.database.name, table) for table in draft.tables)
-        if is_good[gold] and (native := _native(draft.example, profile)):
+            if is_good[gold]:
+                native = _native(draft.example, profile)
+        except TimeoutError:
+            is_good[gold] = False
+            timeouts += 1
+            taken.timeouts.update((drafter.database.name, table) for table in draft.tables)
+        if native:
             failures = 0
             used.add(gold)
             taken.add(draft, question_set.name)
@@ -405,7 +408,10 @@ def _accepted(
 
 
 def _native(example: Example, profile: Profile) -> Example | None:
-    """Example in the SQL of its database; None if one of its queries cannot be said or run there."""
+    """Example in the SQL of its database; None if one of its queries cannot be said or run there.
+
+    May raise `TimeoutError`.
+    """
     names = ("gold_sql", "look_sql", "guess_sql")
     found: dict[str, Any] = {name: profile.native(sql) for name in names if (sql := getattr(example, name))}
     check = example.check_sql
