@@ -446,6 +446,17 @@ def test_files_that_were_edited_are_never_written_over(shop: Path, tmp_path: Pat
     assert (out / "train.jsonl").read_text() == edited
 
 
+def test_a_file_that_comes_out_empty_replaces_an_earlier_one(tmp_path: Path) -> None:
+    out, rows = tmp_path / "questions", [(i, f"City {chr(97 + i)}", i * 1.37) for i in range(26)]
+    script = "CREATE TABLE visits (id INTEGER PRIMARY KEY, city TEXT, fee REAL)"
+    file = sqlite_file(tmp_path / "shop.sqlite", script, {"visits": rows})
+    sets = [replace(one, databases="train") for one in TINY_SETS if one.name in ("train", "test_templates")]
+    assert all(make_questions(file, out, question_sets=sets).files.values())
+    for _ in range(2):
+        assert not make_questions(file, out, question_sets=sets, hide=["visits.fee"]).files["test_templates"]
+        assert sorted(path.name for path in out.iterdir()) == ["made.json", "train.jsonl"]
+
+
 def test_files_of_another_database_or_of_init_are_never_written_over(shop: Path, tmp_path: Path) -> None:
     out = tmp_path / "questions"
     more = [replace(each, count=40) for each in SETS]

@@ -188,7 +188,7 @@ def make_questions(
                 _log.warning("--hide: no table or column of %s is named %s", name, pattern)
         splits = {database.split for database in opened}
         question_sets = [one for one in question_sets if one.databases in splits]
-        _refuse_others(out, [f"{one.name}.jsonl" for one in question_sets], found.names())
+        before = _refuse_others(out, [f"{one.name}.jsonl" for one in question_sets], found.names())
         made = {one.name: _examples(opened, one, taken, every, seed) for one in question_sets}
     reports = [report for database in opened for report in _reports(database, taken)]
     if not taken.questions:
@@ -202,24 +202,31 @@ def make_questions(
     for path, examples in paths.items():
         write_jsonl(path, map(_row, examples))
     write_json(out / MANIFEST, {path.name: sha256(path) for path in paths})
+    for path in set(before) - set(paths):
+        path.unlink()
     files = {name: len(examples) for name, examples in made.items()}
     wanted = {one.name: one.count for one in question_sets}
     return Made(files, wanted, reports)
 
 
-def _refuse_others(out: Path, names: Sequence[str], databases: Sequence[str]) -> None:
-    """Raise a DataError if a file is there that was edited since, not made here, or made of other things."""
+def _refuse_others(out: Path, names: Sequence[str], databases: Sequence[str]) -> list[Path]:
+    """Files of an earlier run.
+
+    Raises:
+        DataError: One was edited since, not made here, or made of other things.
+    """
     manifest = out / MANIFEST
     made = read_json(manifest) if manifest.exists() else {}
     present = [name for name in {**dict.fromkeys(names), **made} if (out / name).is_file()]
-    refuse_edited([out / name for name in present], made)
+    files = [out / name for name in present]
+    refuse_edited(files, made)
     asked = {row["database"] for name in present for row in read_jsonl(out / name, "questions")}
     if strange := sorted(asked - set(databases)):
         what = f"holds questions about {', '.join(strange)}"
     elif more := sorted(set(present) - set(names)):
         what = f"holds {', '.join(more)}, made with the others by `init`"
     else:
-        return
+        return files
     raise DataError(f"{out} {what}: nothing is written. Give another folder with --out")
 
 
