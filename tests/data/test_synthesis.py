@@ -515,6 +515,31 @@ def test_said_forms_of_later_values_are_derived(tmp_path: Path) -> None:
     assert yaml.safe_load(words.read_text("utf-8"))["said"] == {}
 
 
+@pytest.mark.parametrize(
+    ("stored", "said"),
+    [
+        ("02-Lisbon 07-Porto 11-Rome", "Lisbon Porto Rome"),
+        ("1-URGENT 2-HIGH 3-LOW", "URGENT HIGH LOW"),
+        ("1_month 6_months 14_days", ""),
+        ("1.day 2.weeks 3.months", ""),
+        ("1-bedroom 2-bedrooms", ""),
+        ("404-Missing 500-Broken", ""),
+        ("5.kg 05.g", ""),
+    ],
+)
+def test_numbers_before_values_are_dropped_unless_they_are_amounts(
+    tmp_path: Path, stored: str, said: str
+) -> None:
+    values = stored.split()
+    rows = [(i, values[i % len(values)]) for i in range(12)]
+    script = "CREATE TABLE parcel (id INTEGER PRIMARY KEY, stage TEXT)"
+    file = sqlite_file(tmp_path / "post.sqlite", script, {"parcel": rows})
+    with SQLExecutor() as executor:
+        columns = with_words(Profile(executor, file), "post", Words(), place="").tables["parcel"].columns
+    forms = next(column.said for column in columns if column.name == "stage")
+    assert [forms[value] for value in values if value in forms] == said.split()
+
+
 def test_days_of_timestamps_are_compared_by_day(tmp_path: Path) -> None:
     (tmp_path / "databases").mkdir()
     with closing(sqlite3.connect(tmp_path / "databases" / "shop.sqlite")) as connection:
