@@ -479,6 +479,23 @@ def test_a_pattern_of_what_to_hide_that_names_nothing_is_named(
     assert "--hide: no table or column of shop is named staf.*" in caplog.text
 
 
+def test_what_is_hidden_may_have_words_and_is_reported(shop: Path, tmp_path: Path) -> None:
+    words = {
+        "tables": {"Customers": "client", "order": "purchase"},
+        "columns": {"order.seller": "agent", "order.status": "state", "Customers.age": "age"},
+        "said": {"order.seller": {"SMITH, J.": "Smith"}},
+    }
+    (shop / "shop.json").write_text(json.dumps(words), encoding="utf-8")
+    hide = ["customers", "order.seller"]
+    made = make_questions(shop, tmp_path / "made", question_sets=TINY_SETS, hide=hide)
+    assert {one.table: (bool(one.n_questions), one.n_rows) for one in made.tables} == {
+        "order": (True, 90),
+        "Customers": (False, None),
+    }
+    golds = " ".join(row["gold_sql"] for rows in read(tmp_path / "made").values() for row in rows)
+    assert "status" in golds and "seller" not in golds and "Customers" not in golds and not made.lacks
+
+
 @pytest.mark.thorough
 def test_words_are_written_edited_and_kept(any_names: Path, tmp_path: Path) -> None:
     words = tmp_path / "words.yaml"

@@ -103,7 +103,7 @@ class TableReport:
     """Questions of one table.
 
     Attributes:
-        n_rows: Number of its rows; None for a view.
+        n_rows: Number of its rows; None for a view and a hidden table.
         n_questions: Number of questions whose gold query reads it.
         reason: Why there is none, or which of its columns are not asked about; empty if all are.
     """
@@ -269,6 +269,8 @@ def _reports(database: Database, taken: Taken) -> Iterator[TableReport]:
     for one in database.profile.ambiguous:
         name = f"{one.namespace}.{one.name}"
         yield TableReport(database.name, name, one.n_rows, 0, "another schema has a table of this name")
+    for name in database.profile.hidden_tables:
+        yield TableReport(database.name, name, None, 0, "hidden")
     for view in database.profile.schema.views:
         yield TableReport(database.name, view.name, None, 0, "views are not asked about, only tables")
 

@@ -147,6 +147,8 @@ class Database:
 def with_words(profile: Profile, name: str, words: Words, *, place: object) -> Database:
     """A database with the words that people use for its content; what they lack is worded by its names.
 
+    Words for what is hidden are left out.
+
     Args:
         place: Where the words come from, for errors.
 
@@ -156,7 +158,9 @@ def with_words(profile: Profile, name: str, words: Words, *, place: object) -> D
     declared = [each.table for each in profile.tables.values()]
     known = {f"{table.name}.{column.name}" for table in declared for column in table.columns}
     asked = {*words.columns, *(words.said or {}), *words.clauses}
-    unknown = sorted(set(words.tables) - set(profile.tables) | (asked - known))
+    absent = set(words.tables) - set(profile.tables) | (asked - known)
+    hidden = [f"{name}." for name in profile.hidden]
+    unknown = sorted(one for one in absent if not f"{one}.".lower().startswith(tuple(hidden)))
     if unknown:
         raise DataError(f"unknown tables or columns of the database {name!r}: {unknown} (at {place})")
     nouns = _table_nouns(profile, words)
