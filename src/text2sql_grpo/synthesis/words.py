@@ -23,6 +23,7 @@ from text2sql_grpo.synthesis.nouns import (
     is_english,
     is_flag_name,
     singular,
+    singular_row,
     table_noun,
     vocabulary,
     with_article,
@@ -273,7 +274,7 @@ def _table_nouns(profile: Profile, words: Words) -> dict[str, str]:
     given = words.tables
     nouns = {name: given[name] if name in given else _row_noun(one) for name, one in profile.tables.items()}
     holders = Counter(filter(None, nouns.values()))
-    plain = {name: singular(identifier_words(name)) for name, noun in nouns.items() if noun is not None}
+    plain = {name: singular_row(identifier_words(name)) for name, noun in nouns.items() if noun is not None}
     named = Counter(plain.values())
     found = {}
     for name, noun in nouns.items():
@@ -442,7 +443,7 @@ def said_form(stored: str) -> str | None:
     return None
 
 
-def _without_numbers(stored: Sequence[str]) -> dict[str, str]:
+def _without_numbers(stored: Sequence[str]) -> dict[Value, str]:
     """Values without the numbers that sort them (`02-Lisbon`); empty if these may be amounts (`14 days`).
 
     >>> _without_numbers(["01-Porto", "07-Rome"]), _without_numbers(["3 months", "6 months"])
