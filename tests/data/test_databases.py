@@ -287,7 +287,7 @@ def test_cells_of_an_excel_file_are_read_as_those_of_csv(tmp_path: Path) -> None
             {"a.csv": "id,name\n1,\udccc\udcee\udcf1\udcea\udce2\udce0\n"},
             r"line 2 is not UTF-8 text; save the file .*a\.csv\)",
         ),
-        ({"a.csv": "Name,Alias;Town\na,b;c\n"}, r"',' and ';' split them alike: .* such as sep=; .*a\.csv\)"),
+        ({"a.csv": "Name,Alias;Town\na,b;c\n"}, r"',' and ';' both fit: .* such as sep=; .*a\.csv\)"),
         ({"a.csv": "\n\n"}, r"the first line holds no names .*a\.csv\)"),
         ({"a.csv": "1,0.25\n2,0.5\n"}, r"the first line holds no names .*a\.csv\)"),
         ({"a.csv": "\ufeff1,0.25\n2,0.5\n"}, r"the first line holds no names .*a\.csv\)"),
@@ -358,7 +358,7 @@ def test_rows_below_the_line_in_which_excel_declares_the_delimiter(
         ("id|name,alias,town\n1|a\n2|b\n", ["id", "name,alias,town"]),
     ],
 )
-def test_the_delimiter_is_the_one_that_splits_all_rows_alike(
+def test_the_delimiter_is_the_one_that_splits_all_rows_evenly(
     tmp_path: Path, text: str, names: list[str], executor: SQLExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TEXT2SQL_GRPO_CACHE", str(tmp_path / "cache"))

@@ -160,7 +160,7 @@ def _layout(file: Path) -> tuple[str, str, int]:
 
 
 def _delimiter(file: Path) -> str:
-    """Delimiter of a CSV file: the one that splits the first rows alike, into plain names."""
+    """Delimiter of a CSV file: the one that splits the first rows evenly, into plain names."""
     fits: dict[str, tuple[bool | int, ...]] = {}
     for delimiter in _DELIMITERS:
         with file.open(encoding="utf-8-sig", errors="replace", newline="") as opened:
@@ -176,7 +176,7 @@ def _delimiter(file: Path) -> str:
     first, *others = (delimiter for delimiter, fit in fits.items() if fit == best)
     if others and best[:2] == (True, True):
         raise DataError(
-            f"cannot read the rows: {first!r} and {others[0]!r} split them alike: name the right one in a "
+            f"cannot read the rows: {first!r} and {others[0]!r} both fit: name the right one in a "
             f"line above, such as sep={others[0]} (at {file})"
         )
     return first
