@@ -287,6 +287,7 @@ def test_cells_of_an_excel_file_are_read_as_those_of_csv(tmp_path: Path) -> None
             {"a.csv": "id,name\n1,\udccc\udcee\udcf1\udcea\udce2\udce0\n"},
             r"line 2 is not UTF-8 text; save the file .*a\.csv\)",
         ),
+        ({"a.csv": "Name,Alias;Town\na,b;c\n"}, r"',' and ';' both fit: .* such as sep=; .*a\.csv\)"),
         ({"a.csv": "\n\n"}, r"the first line holds no names .*a\.csv\)"),
         ({"a.csv": "1,0.25\n2,0.5\n"}, r"the first line holds no names .*a\.csv\)"),
         ({"a.csv": "\ufeff1,0.25\n2,0.5\n"}, r"the first line holds no names .*a\.csv\)"),
@@ -343,6 +344,27 @@ def test_rows_below_the_line_in_which_excel_declares_the_delimiter(
     file.write_text(f"{text}2\n", "utf-8", newline="")
     with pytest.raises(DataError, match="line 4 ends a row with 1 fields"):
         Databases(file).address("a")
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("Amount, EUR;Date\n1,5;2024-01-02\n", ["Amount, EUR", "Date"]),
+        ("Name, first;Street, No;Town\nLee, Ann;High, 5;Bonn\n", ["Name, first", "Street, No", "Town"]),
+        ('"Amount, EUR";"Date"\n1;2024-01-02\n', ["Amount, EUR", "Date"]),
+        ('"a, b";"c";"d, e, f"\n1;2;3\n', ["a, b", "c", "d, e, f"]),
+        ("id, name, price;net\n1, a, 2\n", ["id", "name", "price;net"]),
+        ('id,"note; long"\n1,"a\nb;c"\n2,d\n', ["id", "note; long"]),
+        ("id|name,alias,town\n1|a\n2|b\n", ["id", "name,alias,town"]),
+    ],
+)
+def test_the_delimiter_is_the_one_that_splits_all_rows_evenly(
+    tmp_path: Path, text: str, names: list[str], executor: SQLExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TEXT2SQL_GRPO_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "a.csv").write_text(text, "utf-8")
+    outcome = executor.execute(Databases(tmp_path / "a.csv").address("a"), "SELECT * FROM a")
+    assert list(outcome.columns or ()) == names
 
 
 def test_files_urls_and_mappings(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import yaml
 
 from tests.databases import sqlite_file
 from text2sql_grpo.commands import main
+from text2sql_grpo.commands.options import writing_to
 from text2sql_grpo.config import load_config
 from text2sql_grpo.models.hardware import GIB
 from text2sql_grpo.run.new_project import can_train_coder, minutes_for, size_for, write_config
@@ -228,3 +229,8 @@ def test_a_place_that_cannot_be_written_is_one_line(
     out = taken / "words.yaml" if "words" in verb else taken
     assert main([*verb.split(), str(shop), "--out", str(out)]) == 1
     assert capsys.readouterr().err.splitlines()[-1] == f"error: cannot write to {out}: File exists ({taken})"
+
+
+def test_a_timeout_is_no_failure_to_write(tmp_path: Path) -> None:
+    with pytest.raises(TimeoutError, match="slow"), writing_to(tmp_path):
+        raise TimeoutError("slow")

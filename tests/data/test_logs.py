@@ -117,6 +117,7 @@ QUESTIONS = {
     "SELECT c.name, COUNT(o.id) FROM customers AS c LEFT JOIN orders AS o ON o.customer_id = c.id "
     "GROUP BY c.id": "",
     "SELECT COUNT(*) FILTER(WHERE price > 50) FROM orders": "",
+    "SELECT SUM(price) FROM orders HAVING COUNT(*) > 5": "",
     "SELECT AVG(c.age) FROM orders AS o JOIN customers AS c ON o.customer_id = c.id": "",  # once an order
 }
 

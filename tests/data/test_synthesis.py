@@ -336,6 +336,15 @@ def test_a_table_without_questions_is_named_with_the_reason(tmp_path: Path) -> N
     assert reasons["empty"] == (False, "no rows")
 
 
+def test_a_table_of_nested_columns_alone_stops_nothing(tmp_path: Path) -> None:
+    rows = ", ".join(f"({number}, '{'AB'[number % 2]}')" for number in range(20))
+    script = f"CREATE TABLE visits (n INTEGER, city TEXT); INSERT INTO visits VALUES {rows};"
+    script += "CREATE TABLE raw (payload JSON, tags INTEGER[]); INSERT INTO raw VALUES ('{}', [1]);"
+    duckdb_file(tmp_path / "shop.duckdb", script)
+    made = make_questions(tmp_path / "shop.duckdb", tmp_path / "made", question_sets=TINY_SETS)
+    assert {one.table for one in made.tables if one.n_questions} == {"visits", "raw"}  # how many there are
+
+
 @pytest.mark.thorough
 def test_tables_of_many_rows_are_sampled_and_golds_run_on_all(tmp_path: Path) -> None:
     file = tmp_path / "shop.sqlite"
@@ -437,6 +446,17 @@ def test_files_that_were_edited_are_never_written_over(shop: Path, tmp_path: Pat
     assert (out / "train.jsonl").read_text() == edited
 
 
+def test_a_file_that_comes_out_empty_replaces_an_earlier_one(tmp_path: Path) -> None:
+    out, rows = tmp_path / "questions", [(i, f"City {chr(97 + i)}", i * 1.37) for i in range(26)]
+    script = "CREATE TABLE visits (id INTEGER PRIMARY KEY, city TEXT, fee REAL)"
+    file = sqlite_file(tmp_path / "shop.sqlite", script, {"visits": rows})
+    sets = [replace(one, databases="train") for one in TINY_SETS if one.name in ("train", "test_templates")]
+    assert all(make_questions(file, out, question_sets=sets).files.values())
+    for _ in range(2):
+        assert not make_questions(file, out, question_sets=sets, hide=["visits.fee"]).files["test_templates"]
+        assert sorted(path.name for path in out.iterdir()) == ["made.json", "train.jsonl"]
+
+
 def test_files_of_another_database_or_of_init_are_never_written_over(shop: Path, tmp_path: Path) -> None:
     out = tmp_path / "questions"
     more = [replace(each, count=40) for each in SETS]
@@ -457,6 +477,23 @@ def test_a_pattern_of_what_to_hide_that_names_nothing_is_named(
 ) -> None:
     make_questions(shop, tmp_path / "questions", question_sets=SMALL_SETS, hide=["personal", "staf.*"])
     assert "--hide: no table or column of shop is named staf.*" in caplog.text
+
+
+def test_what_is_hidden_may_have_words_and_is_reported(shop: Path, tmp_path: Path) -> None:
+    words = {
+        "tables": {"Customers": "client", "order": "purchase"},
+        "columns": {"order.seller": "agent", "order.status": "state", "Customers.age": "age"},
+        "said": {"order.seller": {"SMITH, J.": "Smith"}},
+    }
+    (shop / "shop.json").write_text(json.dumps(words), encoding="utf-8")
+    hide = ["customers", "order.seller"]
+    made = make_questions(shop, tmp_path / "made", question_sets=TINY_SETS, hide=hide)
+    assert {one.table: (bool(one.n_questions), one.n_rows) for one in made.tables} == {
+        "order": (True, 90),
+        "Customers": (False, None),
+    }
+    golds = " ".join(row["gold_sql"] for rows in read(tmp_path / "made").values() for row in rows)
+    assert "status" in golds and "seller" not in golds and "Customers" not in golds and not made.lacks
 
 
 @pytest.mark.thorough
@@ -495,6 +532,31 @@ def test_said_forms_of_later_values_are_derived(tmp_path: Path) -> None:
     assert yaml.safe_load(words.read_text("utf-8"))["said"] == {}
 
 
+@pytest.mark.parametrize(
+    ("stored", "said"),
+    [
+        ("02-Lisbon 07-Porto 11-Rome", "Lisbon Porto Rome"),
+        ("1-URGENT 2-HIGH 3-LOW", "URGENT HIGH LOW"),
+        ("1_month 6_months 14_days", ""),
+        ("1.day 2.weeks 3.months", ""),
+        ("1-bedroom 2-bedrooms", ""),
+        ("404-Missing 500-Broken", ""),
+        ("5.kg 05.g", ""),
+    ],
+)
+def test_numbers_before_values_are_dropped_unless_they_are_amounts(
+    tmp_path: Path, stored: str, said: str
+) -> None:
+    values = stored.split()
+    rows = [(i, values[i % len(values)]) for i in range(12)]
+    script = "CREATE TABLE parcel (id INTEGER PRIMARY KEY, stage TEXT)"
+    file = sqlite_file(tmp_path / "post.sqlite", script, {"parcel": rows})
+    with SQLExecutor() as executor:
+        columns = with_words(Profile(executor, file), "post", Words(), place="").tables["parcel"].columns
+    forms = next(column.said for column in columns if column.name == "stage")
+    assert [forms[value] for value in values if value in forms] == said.split()
+
+
 def test_days_of_timestamps_are_compared_by_day(tmp_path: Path) -> None:
     (tmp_path / "databases").mkdir()
     with closing(sqlite3.connect(tmp_path / "databases" / "shop.sqlite")) as connection:
@@ -529,6 +591,35 @@ def test_rows_are_not_sorted_by_a_column_with_nulls(tmp_path: Path, engine: str)
     golds = {row["gold_sql"] for row in read(tmp_path / "questions")["train"]}
     assert "SELECT name FROM club ORDER BY dues DESC" in golds
     assert "SELECT name FROM club ORDER BY budget DESC" not in golds
+
+
+def test_no_group_is_that_of_missing_days(tmp_path: Path) -> None:
+    days = [f"2024-{i % 9 + 1:02}-10" for i in range(60)]
+    rows = [(i, day, day if i % 7 else None, f"{day} 10:00:00+00") for i, day in enumerate(days)]
+    script = "CREATE TABLE orders (id INTEGER PRIMARY KEY, placed_at TEXT, shipped_at TEXT, paid_at TEXT)"
+    file = sqlite_file(tmp_path / "shop.sqlite", script, {"orders": rows})
+    make_questions(file, tmp_path / "made", question_sets=[QuestionSet("train", "train", 90, 0, "any")])
+    golds = [row["gold_sql"] for row in read(tmp_path / "made")["train"]]
+    grouped = [gold for gold in golds if "GROUP BY" in gold]
+    assert set(re.findall(r"\w+_at", " ".join(grouped))) == {"placed_at"}
+    assert set(re.findall(r"\w+_at", " ".join(golds))) == {"placed_at", "shipped_at", "paid_at"}
+
+
+def test_a_slow_check_of_a_value_costs_its_question_alone(
+    shop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = Profile.rows
+
+    def slow(profile: Profile, sql: str) -> Any:
+        if "name LIKE '%" in sql and "DISTINCT" in sql:
+            raise TimeoutError("a query takes more than 5 s")
+        return rows(profile, sql)
+
+    monkeypatch.setattr(Profile, "rows", slow)
+    made = make_questions(shop / "shop.sqlite", tmp_path / "questions", question_sets=TINY_SETS)
+    assert not made.lacks
+    asked = [row for rows in read(tmp_path / "questions").values() for row in rows]
+    assert not any("name LIKE '%" in row.get("check_sql", "") for row in asked)
 
 
 def test_days_and_numbers_at_the_end_of_their_range_are_read(tmp_path: Path) -> None:
@@ -609,6 +700,25 @@ def test_a_person_in_several_rows_is_named_by_the_key(tmp_path: Path) -> None:
     text = "\n".join(row["question"] for rows in read(tmp_path / "questions").values() for row in rows)
     assert "prizes whose player's birth year is" in text and "prizes whose birth year" not in text
     assert "the last name of" in text and "playerID" not in text
+
+
+@pytest.mark.parametrize(("key", "is_asked"), [("employee_id", True), ("manager_id", False)])
+def test_rows_without_a_partner_are_asked_about_only_by_their_own_noun(
+    tmp_path: Path, key: str, is_asked: bool
+) -> None:
+    script = (
+        "CREATE TABLE employees (id INTEGER PRIMARY KEY, name TEXT);"
+        f"CREATE TABLE departments (id INTEGER PRIMARY KEY, title TEXT, {key} INTEGER REFERENCES employees);"
+    )
+    people = [(i, f"Ann {chr(97 + i)}") for i in range(20)]
+    departments = [(i, f"Team {chr(97 + i)}", i % 3) for i in range(9)]
+    rows = {"employees": people, "departments": departments}
+    file = sqlite_file(tmp_path / "firm.sqlite", script, rows)
+    sets = [QuestionSet("train", "train", 80, 0, "any")]
+    make_questions(file, tmp_path / "questions", question_sets=sets)
+    golds = [row["gold_sql"] for row in read(tmp_path / "questions")["train"]]
+    assert any("NOT EXISTS" in gold for gold in golds) == is_asked
+    assert any("GROUP BY" in gold and "JOIN" in gold for gold in golds)
 
 
 @pytest.mark.parametrize("engine", but_first_thorough(["sqlite", "duckdb"]))

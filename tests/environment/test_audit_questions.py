@@ -90,6 +90,15 @@ def test_golds_that_fail_or_find_nothing(databases: Databases, executor: SQLExec
     assert [row["id"] for row in result.quarantine(keep=["error", "empty"])] == ["tied"]
 
 
+def test_a_database_that_cannot_be_read_fails_its_own_golds_alone(
+    databases: Databases, executor: SQLExecutor, tmp_path: Path
+) -> None:
+    (tmp_path / "databases" / "bad.sqlite").write_text("no database " * 50)
+    questions = ask("bad", database="bad"), ask("fine"), ask("empty", "SELECT a FROM t WHERE a > 9")
+    result = audit(Databases(tmp_path / "databases"), executor, *questions)
+    assert [finding[:2] for finding in found(result)] == [("bad", "error"), ("empty", "empty")]
+
+
 def test_golds_without_test_databases_are_reported_and_kept(
     tmp_path: Path, databases: Databases, executor: SQLExecutor
 ) -> None:

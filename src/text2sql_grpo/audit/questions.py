@@ -88,7 +88,7 @@ def audit_questions(
     max_prompt_tokens: int = 8_192,
     on_gold: Callable[[], None] = lambda: None,
 ) -> QuestionAudit:
-    """Run every gold and compare every question; a broken question never stops the audit.
+    """Run every gold and compare every question; a broken question or database never stops the audit.
 
     Args:
         environment: Has their databases, runs the golds and writes the prompts.
@@ -102,7 +102,7 @@ def audit_questions(
     known: list[Question] = []
     for question in questions:
         try:
-            environment.databases.address(question.example.database)
+            environment.hidden(question.example.database)  # reads its schema
             known.append(question)
         except DataError as error:
             findings.append(_finding(question, "error", str(error)))

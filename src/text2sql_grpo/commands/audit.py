@@ -43,7 +43,7 @@ def data(
     Args:
         file: Questions: JSONL, CSV, or the JSON of Spider or BIRD.
         db: Their databases: a folder, a file or a URL, as data.databases.
-        against: Question files of other splits, to find leaks.
+        against: Question files of other splits, to find leaks; FILE among them is passed over.
         config: YAML whose environment writes the prompts; default: the defaults.
         test_databases: Test databases to make for each gold query, half a second the first time; 0 for none.
         slow_s: Seconds a gold may take.
@@ -67,6 +67,7 @@ def data(
     for reason in kept:
         if reason not in REASONS:
             raise ConfigError(f"--keep must be of {', '.join(REASONS)}, got {reason!r}")
+    others = [path for path in against or () if path.resolve() != file.resolve()]
     started, databases = time.monotonic(), Databases(db)
     with writing_to(quarantine or Path()), SQLExecutor(Limits(timeout_s=GOLD_TIMEOUT_S)) as executor:
         database, found = only_name(databases), []
@@ -83,7 +84,7 @@ def data(
             audit = audit_questions(
                 questions,
                 sessions,
-                others={str(path): read_questions(path, database=database) for path in against or ()},
+                others={str(path): read_questions(path, database=database) for path in others},
                 suite=grader.suite,
                 suspects=found,
                 slow_s=slow_s,

@@ -191,6 +191,7 @@ def writing_to(place: Path) -> Iterator[None]:
         where = getattr(error, "filename", None) or place
         if is_full_disk(error):
             raise RunError(f"disk full while writing {where}") from error
-        if isinstance(error, OSError) and place != Path() and place.is_relative_to(str(where)):
+        is_inside = place != Path() and place.is_relative_to(str(where))
+        if isinstance(error, OSError) and error.errno and is_inside:
             raise RunError(f"cannot write to {place}: {error.strerror} ({where})") from error
         raise

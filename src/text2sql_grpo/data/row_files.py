@@ -26,9 +26,10 @@ if TYPE_CHECKING:
 ROW_FILES = (".csv", ".tsv", ".parquet", ".jsonl", ".ndjson", ".json", ".xlsx")
 _DELIMITERS = ",;\t|"
 EXCEL_SEPARATOR = re.compile(r"sep=([^\w'\"\r\n])\r?\n", re.IGNORECASE)  # the first line, before the names
+FIRST_ROWS = 20  # of a CSV file, by which its delimiter is found
 MAX_COLUMNS_SHOWN = 12
 MAX_ODD = 0.15  # share of characters above ASCII in a Western file
-FORMAT = 5  # of the copies, raised when values are read in another way
+FORMAT = 6  # of the copies, raised when values are read in another way
 
 _logger = logging.getLogger(__name__)
 
@@ -155,7 +156,30 @@ def _layout(file: Path) -> tuple[str, str, int]:
         first, second = (opened.readline().decode("utf-8-sig", errors="replace") for _ in range(2))
     if declared := EXCEL_SEPARATOR.fullmatch(first):
         return second, declared[1], 1
-    return first, "\t" if file.suffix.lower() == ".tsv" else max(_DELIMITERS, key=first.count), 0
+    return first, {".tsv": "\t", ".xlsx": ","}.get(file.suffix.lower()) or _delimiter(file), 0
+
+
+def _delimiter(file: Path) -> str:
+    """Delimiter of a CSV file: the one that splits the first rows evenly, into plain names."""
+    fits: dict[str, tuple[bool | int, ...]] = {}
+    for delimiter in _DELIMITERS:
+        with file.open(encoding="utf-8-sig", errors="replace", newline="") as opened:
+            names, is_even = list[str](), False
+            rows = csv.reader(opened, delimiter=delimiter)
+            with suppress(csv.Error):
+                names = next(rows, [])
+                is_even = all(len(row) == len(names) for row in islice(rows, FIRST_ROWS) if row)
+        has_blanks = any(name.startswith(" ") for name in names)
+        has_others = any(set(name) & set(_DELIMITERS) for name in names)
+        fits[delimiter] = (len(names) > 1, is_even, not has_blanks, not has_others, len(names))
+    best = max(fits.values())
+    first, *others = (delimiter for delimiter, fit in fits.items() if fit == best)
+    if others and best[:2] == (True, True):
+        raise DataError(
+            f"cannot read the rows: {first!r} and {others[0]!r} both fit: name the right one in a "
+            f"line above, such as sep={others[0]} (at {file})"
+        )
+    return first
 
 
 def _odd_line(file: Path) -> str:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 _CURRENCY = r"(?:[$€£¥₽₹₺₩]|[A-Z]{2,3}\$?|zł|kr\.?|Kč|Fr\.?)?"
 _AMOUNT = rf"\s*[-+(]?\s*{_CURRENCY}\s*[-+]?\s*(?:BODY)\s*{_CURRENCY}\s*%?\s*[-)]?\s*"
 _PATTERNS = {
-    "code": r"0\d+",
+    "code": r"[-+]?0\d+|\+\d{7,}",  # and offsets of UTC, phone numbers
     "thousands": r"-?\d{1,3}(?:\.\d{3})+",
     "either": r"(?:0?[1-9]|1[0-2])[/.-](?:0?[1-9]|1[0-2])[/.-]\d{4}.*",
 }
@@ -28,6 +28,7 @@ _TEXT_PATTERNS = {
     "comma": ".*,.*",
     "point": r".*\..*",
 }
+_NOT_UNIT = r"[\d\s.,\x27\x{2019}\x{a0}()+-]"
 _MARKS = (
     "'', ' ', '#N/A', 'N/A', 'NA', 'n/a', 'na', '#NA', '<NA>', 'NULL', 'null', 'None', 'none', 'NaN', 'nan', "
     "'-', '--', '\u2014', '?', '.', '..', '#DIV/0!', '#VALUE!', '#REF!'"
@@ -52,9 +53,9 @@ def columns_of_csv(connection: "DuckDBPyConnection", file: Path, reader: str) ->
     """Columns of a CSV file in SQL, and the call that reads them.
 
     An amount such as `$1,115.50`, `1.234,56 EUR` or `(12,5)` and a date such as `12 Jan 2024` become a number
-    and a date, if all values of the column can be read so, in one way. A mark such as `N/A` among numbers or
-    dates is a missing value. A code such as `01067` stays a text. What is changed, and what can be read in
-    two ways, is logged.
+    and a date, if all values of the column can be read so, in one way, and all amounts have one unit. A mark
+    such as `N/A` among numbers or dates is a missing value. A code such as `01067` or `+4915112345` stays a
+    text. What is changed, and what can be read in two ways, is logged.
 
     Args:
         reader: DuckDB's call that reads the file, with a parameter for its path.
@@ -70,7 +71,7 @@ def columns_of_csv(connection: "DuckDBPyConnection", file: Path, reader: str) ->
         for form, test in _tests(name, kind, unmarked[name])
     ]
     counted = [f"count({_unmarked(name)})" for name in kinds]
-    counted += [f"count_if({test})" for _, _, test in tests]
+    counted += [test for _, _, test in tests]
     counting = f"SELECT {', '.join(counted)} FROM {options}, all_varchar = true)"
     found = connection.execute(counting, path).fetchone() or ()
     sizes = dict(zip(kinds, found, strict=False))
@@ -98,15 +99,20 @@ def _unmarked(name: str) -> str:
 
 
 def _tests(name: str, kind: str, unmarked: str) -> Iterator[tuple[str, str]]:
-    """Forms that values of a column may have, and the condition in SQL of each; see `_change`."""
+    """Forms that values of a column may have, and the number of values in SQL of each; see `_change`.
+
+    `units` counts 1 if the amounts have different units.
+    """
     is_text = kind == "VARCHAR"
     column = _unmarked(name) if is_text else quote_name(name, "duckdb")
     for form, pattern in (_PATTERNS | _TEXT_PATTERNS if is_text else _PATTERNS).items():
-        yield form, f"regexp_full_match({column}, '{pattern}')"
+        yield form, f"count_if(regexp_full_match({column}, '{pattern}'))"
     if is_text:
-        yield "cast", f"try_cast({column} AS {unmarked}) IS NOT NULL"
+        unit = f"regexp_replace({column}, '{_NOT_UNIT}', '', 'g')"
+        yield "units", f"(min({unit}) <> max({unit}))::INT"
+        yield "cast", f"count(try_cast({column} AS {unmarked}))"
     for form in _MOMENTS if is_text else ():
-        yield form, f"try_strptime({column}, '{form}') IS NOT NULL"
+        yield form, f"count(try_strptime({column}, '{form}'))"
 
 
 def _change(name: str, kind: str, unmarked: str, *, every: set[str], some: set[str]) -> tuple[str, str]:
@@ -137,6 +143,9 @@ def _read_as(column: str, every: set[str], some: set[str]) -> tuple[str, str]:
     """Change of a column of texts and its SQL, see `_change`; both empty for the column as it is."""
     numbers = [form for form in _NUMBERS if form in every]
     days = [form for form in _MOMENTS if form in every]
+    is_code = "lettered" in some and "separated" not in some  # JAF-001, or USD 5
+    if numbers and "units" in some:
+        return "" if is_code else "holds amounts in different units: kept as text", ""
     if len(numbers) == 1:
         return f"holds amounts like {numbers[0]}: read as numbers", _NUMBERS[numbers[0]].format(column)
     if numbers and "priced" in every and len({"comma", "point"} & some) == 1:  # no price has three decimals
@@ -144,8 +153,8 @@ def _read_as(column: str, every: set[str], some: set[str]) -> tuple[str, str]:
         return f"holds prices like ${form[:5]}: read as thousands", _NUMBERS[form].format(column)
     if numbers and "separated" in some:
         return "holds amounts that can be read in two ways: kept as text", ""
-    if numbers and "lettered" in some:
-        return "", ""  # codes such as JAF-001, or USD 5
+    if numbers and is_code:
+        return "", ""
     if numbers:
         return "holds amounts like $5 or 5%: read as numbers", _NUMBERS["1,234.5"].format(column)
     if len(days) > 1:

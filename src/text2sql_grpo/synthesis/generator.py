@@ -103,7 +103,7 @@ class TableReport:
     """Questions of one table.
 
     Attributes:
-        n_rows: Number of its rows; None for a view.
+        n_rows: Number of its rows; None for a view and a hidden table.
         n_questions: Number of questions whose gold query reads it.
         reason: Why there is none, or which of its columns are not asked about; empty if all are.
     """
@@ -188,7 +188,7 @@ def make_questions(
                 _log.warning("--hide: no table or column of %s is named %s", name, pattern)
         splits = {database.split for database in opened}
         question_sets = [one for one in question_sets if one.databases in splits]
-        _refuse_others(out, [f"{one.name}.jsonl" for one in question_sets], found.names())
+        before = _refuse_others(out, [f"{one.name}.jsonl" for one in question_sets], found.names())
         made = {one.name: _examples(opened, one, taken, every, seed) for one in question_sets}
     reports = [report for database in opened for report in _reports(database, taken)]
     if not taken.questions:
@@ -202,24 +202,31 @@ def make_questions(
     for path, examples in paths.items():
         write_jsonl(path, map(_row, examples))
     write_json(out / MANIFEST, {path.name: sha256(path) for path in paths})
+    for path in set(before) - set(paths):
+        path.unlink()
     files = {name: len(examples) for name, examples in made.items()}
     wanted = {one.name: one.count for one in question_sets}
     return Made(files, wanted, reports)
 
 
-def _refuse_others(out: Path, names: Sequence[str], databases: Sequence[str]) -> None:
-    """Raise a DataError if a file is there that was edited since, not made here, or made of other things."""
+def _refuse_others(out: Path, names: Sequence[str], databases: Sequence[str]) -> list[Path]:
+    """Files of an earlier run.
+
+    Raises:
+        DataError: One was edited since, not made here, or made of other things.
+    """
     manifest = out / MANIFEST
     made = read_json(manifest) if manifest.exists() else {}
     present = [name for name in {**dict.fromkeys(names), **made} if (out / name).is_file()]
-    refuse_edited([out / name for name in present], made)
+    files = [out / name for name in present]
+    refuse_edited(files, made)
     asked = {row["database"] for name in present for row in read_jsonl(out / name, "questions")}
     if strange := sorted(asked - set(databases)):
         what = f"holds questions about {', '.join(strange)}"
     elif more := sorted(set(present) - set(names)):
         what = f"holds {', '.join(more)}, made with the others by `init`"
     else:
-        return
+        return files
     raise DataError(f"{out} {what}: nothing is written. Give another folder with --out")
 
 
@@ -262,6 +269,8 @@ def _reports(database: Database, taken: Taken) -> Iterator[TableReport]:
     for one in database.profile.ambiguous:
         name = f"{one.namespace}.{one.name}"
         yield TableReport(database.name, name, one.n_rows, 0, "another schema has a table of this name")
+    for name in database.profile.hidden_tables:
+        yield TableReport(database.name, name, None, 0, "hidden")
     for view in database.profile.schema.views:
         yield TableReport(database.name, view.name, None, 0, "views are not asked about, only tables")
 
@@ -390,14 +399,17 @@ def _accepted(
             continue  # a second question with the same gold only if new golds are rare
         if stable_number("gold", gold) % 3 not in question_set.gold_thirds:
             continue
-        if gold not in is_good:
-            try:
+        native = None
+        try:
+            if gold not in is_good:
                 is_good[gold] = _is_good(profile, draft)
-            except TimeoutError:
-                is_good[gold] = False
-                timeouts += 1
-                taken.timeouts.update((drafter.database.name, table) for table in draft.tables)
-        if is_good[gold] and (native := _native(draft.example, profile)):
+            if is_good[gold]:
+                native = _native(draft.example, profile)
+        except TimeoutError:
+            is_good[gold] = False
+            timeouts += 1
+            taken.timeouts.update((drafter.database.name, table) for table in draft.tables)
+        if native:
             failures = 0
             used.add(gold)
             taken.add(draft, question_set.name)
@@ -405,7 +417,10 @@ def _accepted(
 
 
 def _native(example: Example, profile: Profile) -> Example | None:
-    """Example in the SQL of its database; None if one of its queries cannot be said or run there."""
+    """Example in the SQL of its database; None if one of its queries cannot be said or run there.
+
+    May raise `TimeoutError`.
+    """
     names = ("gold_sql", "look_sql", "guess_sql")
     found: dict[str, Any] = {name: profile.native(sql) for name in names if (sql := getattr(example, name))}
     check = example.check_sql
@@ -417,12 +432,17 @@ def _native(example: Example, profile: Profile) -> Example | None:
 
 
 def _is_good(profile: Profile, draft: Draft) -> bool:
-    """True for a plain answer: some rows, not many, no zero, no tie cut in two; may raise `TimeoutError`."""
+    """True for a plain answer: some rows, not many, no zero, no tie cut in two, no group of missing values.
+
+    May raise `TimeoutError`.
+    """
     gold, look, guess = draft.example.gold_sql, draft.example.look_sql, draft.example.guess_sql
     rows = profile.rows(gold)
     if not rows or len(rows) > (1 if draft.is_single else MAX_ROWS):
         return False
     if rows == ((0,),) or all(cell is None for row in rows for cell in row):
+        return False
+    if " GROUP BY " in gold and any(row[0] is None for row in rows):
         return False
     whole, having, _ = gold.partition(" HAVING ")
     if having and profile.rows(whole) == rows:

@@ -80,6 +80,8 @@ def table_noun(name: str) -> str | None:
     ('order', 'invoice', 'ledger')
     >>> table_noun("staff list"), table_noun("customers_export"), table_noun("price_list")
     ('staff member', 'customer', 'price list')
+    >>> table_noun("calories"), table_noun("bias"), table_noun("biases"), table_noun("salespeople")
+    ('calorie', 'bias', 'bias', 'salesperson')
     """
     entity = name.rpartition("__")[2] or name  # dbt's stg_SOURCE__ENTITY
     name = _NUMBERS.sub(" ", identifier_words(entity))
@@ -90,7 +92,7 @@ def table_noun(name: str) -> str | None:
     if len(words) > 1 and words[-1] in ("list", "export") and (words[-2] in units or is_plural(words[-2])):
         words = words[:-1]
     unit = [units[words[-1]]] if words[-1] in units else []
-    return singular(" ".join([*map(singular, words[:-1]), words[-1], *unit]))
+    return singular_row(" ".join([*map(singular_row, words[:-1]), words[-1], *unit]))
 
 
 def column_noun(name: str, table: str) -> str | None:
@@ -154,13 +156,13 @@ def is_flag_name(name: str) -> bool:
 def flag_noun(name: str) -> str:
     """Noun of a column that is true or false.
 
-    >>> flag_noun("is_bot"), flag_noun("active"), flag_noun("ist_gesperrt")
-    ('bot flag', 'active flag', '"ist_gesperrt" flag')
+    >>> flag_noun("is_bot"), flag_noun("active"), flag_noun("ist_gesperrt"), flag_noun("flag")
+    ('bot flag', 'active flag', '"ist_gesperrt" flag', 'flag')
     """
     words = identifier_words(name).split()
     words = words[1:] if is_flag_name(name) and words[-1] != "flag" else words
-    said = " ".join(words).removesuffix(" flag")
-    return f"{said} flag" if is_english(said) else f'"{name}" flag'
+    said = " ".join(words).removesuffix("flag").strip()
+    return f"{said} flag".strip() if not said or is_english(said) else f'"{name}" flag'
 
 
 def _moment_words(name: str) -> list[str]:
@@ -240,15 +242,27 @@ def with_article(noun: str) -> str:
 
     >>> with_article("hour"), with_article("age"), with_article("union flag"), with_article("visit")
     ('an hour', 'an age', 'a union flag', 'a visit')
+    >>> with_article("SMS count"), with_article("US state"), with_article("IP address")
+    ('an SMS count', 'a US state', 'an IP address')
     """
+    if re.match(r"[A-Z][B-DF-HJ-NP-TV-Z]+\b", noun):  # spelled out
+        return f"an {noun}" if noun[0] in "AEFHILMNORSX" else f"a {noun}"
     is_vowel = re.match("[aeiou]|hour|honou?r|x-", noun.lower()) and not re.match(
         "uni|use|one|eu", noun.lower()
     )
     return f"an {noun}" if is_vowel else f"a {noun}"
 
 
+def singular_row(noun: str) -> str:
+    """Singular of a table's name by the common rules; if these give no word, by rarer ones or as it is."""
+    before, space, last = noun.rpartition(" ")
+    forms = (singular(last), last.removesuffix("s"), last.removesuffix("es"))
+    one = next((form for form in forms if form in _dictionary() or _is_word(form)), last)
+    return singular(noun) if singular(noun) == noun else before + space + one
+
+
 def singular(noun: str) -> str:
-    """Singular of a table's name, which may be a plural.
+    """Singular of a noun phrase, which may be a plural.
 
     >>> singular("cities"), singular("order lines"), singular("addresses"), singular("status")
     ('city', 'order line', 'address', 'status')

@@ -96,7 +96,8 @@ class Profile:
 
     Attributes:
         schema: Its schema, without what is hidden.
-        hidden: Names of the tables and columns that are hidden.
+        hidden: Names of the tables and columns that are hidden, in lower case.
+        hidden_tables: Tables whose columns are all hidden.
         unmatched: Patterns of what to hide that name nothing here.
         ambiguous: Tables that are left out, as another one has their name, which finds that one or none.
         executor: Runs its queries.
@@ -113,9 +114,12 @@ class Profile:
         self.executor = executor
         self._engine = parse_address(database).engine
         self.native = cache(self._native)
-        found = hide(read_schema(database), hidden)
+        whole = read_schema(database)
+        found = hide(whole, hidden)
         self.schema, self.hidden, self.unmatched = found.schema, found.names(), found.unmatched
         tables = self.schema.tables
+        shown = {one.name for one in tables}
+        self.hidden_tables = [one.name for one in whole.tables if one.name not in shown]
         names = Counter(table.name.lower() for table in tables)
         self.ambiguous = tuple(one for one in tables if one.namespace and names[one.name.lower()] > 1)
         self.tables = {one.name: self._table(one) for one in tables if one not in self.ambiguous}
@@ -144,7 +148,7 @@ class Profile:
     def _table(self, table: Table) -> TableProfile:
         shown = [column for column in table.columns if self._is_plain(column)]
         rows, n_rows = self._sample(table, shown)
-        cells = list(zip(*rows, strict=True)) or [()] * len(shown)
+        cells = list(zip(*rows, strict=True)) if shown and rows else [()] * len(shown)
         columns = {
             column.name: self._values(table, column, found, is_whole=len(rows) >= n_rows)
             for column, found in zip(shown, cells, strict=True)

@@ -41,14 +41,17 @@ class Template:
     def fits(self, source: Source) -> bool:
         """True if the pattern reads the tables of a source, can be written with it, and counts each row once.
 
-        Rows that a third table links to many of another are counted once only if it is one of the other.
+        Rows that a third table links to many of another are counted once only if it is one of the other. All
+        rows of a parent have its noun, not that of a key: employees without a department are no managers.
         """
         if set(source.tables) != {"", *(slot.rpartition(".")[0] for slot in self.slots)}:
             return False
         if source.link and {"parent.named", "parent.title"} & set(self.slots):
             others = [slot for slot in self.slots if slot.startswith("parent.")]
             return len(others) == 1 and "{on}" not in self.sql
-        return not source.link and ("{on}" not in self.sql or bool(source.on))
+        if source.link or "{on}" not in self.sql:
+            return not source.link
+        return bool(source.on) and source.owners["parent"] in ("", f"{source.tables['parent'].noun}'s ")
 
 
 @cache

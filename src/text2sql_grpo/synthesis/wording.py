@@ -87,6 +87,7 @@ class _Worded:
     def question(self) -> str:
         """The question; raises `_NoWords` if a part has none."""
         group = self._tree.args.get("group")
+        _check(bool(group) or not self._tree.args.get("having"))
         selects = [one.unalias() for one in self._tree.selects]
         where = self._where()
         if group:

@@ -23,6 +23,7 @@ from text2sql_grpo.synthesis.nouns import (
     is_english,
     is_flag_name,
     singular,
+    singular_row,
     table_noun,
     vocabulary,
     with_article,
@@ -34,6 +35,7 @@ from text2sql_grpo.synthesis.words_file import Words, read_words
 logger = logging.getLogger(__name__)
 MANY_FLAGS = 5  # columns of 0 and 1 in a table: they say which of many things a row has
 _KEY_ENDING = re.compile("_?(id|code|no|num|number|key)$", re.I)
+_TIMES = ("second", "minute", "hour", "day", "night", "week", "month", "quarter", "year")
 _HEADER = """# How people call what the database holds. Edit any line; `data words` adds what is new.
 # tables: a row, in the singular; null: no questions. columns: null: not asked about.
 # said: stored value: as people say it. clauses: phrases for the value of a column, such as "on floor {}".
@@ -146,6 +148,8 @@ class Database:
 def with_words(profile: Profile, name: str, words: Words, *, place: object) -> Database:
     """A database with the words that people use for its content; what they lack is worded by its names.
 
+    Words for what is hidden are left out.
+
     Args:
         place: Where the words come from, for errors.
 
@@ -155,7 +159,9 @@ def with_words(profile: Profile, name: str, words: Words, *, place: object) -> D
     declared = [each.table for each in profile.tables.values()]
     known = {f"{table.name}.{column.name}" for table in declared for column in table.columns}
     asked = {*words.columns, *(words.said or {}), *words.clauses}
-    unknown = sorted(set(words.tables) - set(profile.tables) | (asked - known))
+    absent = set(words.tables) - set(profile.tables) | (asked - known)
+    hidden = [f"{name}." for name in profile.hidden]
+    unknown = sorted(one for one in absent if not f"{one}.".lower().startswith(tuple(hidden)))
     if unknown:
         raise DataError(f"unknown tables or columns of the database {name!r}: {unknown} (at {place})")
     nouns = _table_nouns(profile, words)
@@ -268,7 +274,7 @@ def _table_nouns(profile: Profile, words: Words) -> dict[str, str]:
     given = words.tables
     nouns = {name: given[name] if name in given else _row_noun(one) for name, one in profile.tables.items()}
     holders = Counter(filter(None, nouns.values()))
-    plain = {name: singular(identifier_words(name)) for name, noun in nouns.items() if noun is not None}
+    plain = {name: singular_row(identifier_words(name)) for name, noun in nouns.items() if noun is not None}
     named = Counter(plain.values())
     found = {}
     for name, noun in nouns.items():
@@ -411,9 +417,9 @@ def _said(place: str, noun: str, values: tuple[Value, ...], words: Words) -> dic
         return said
     if set(noun.split()) & set(vocabulary()["contacts"]):
         return {}
-    found: dict[Value, str] = {
-        value: form for value in values if isinstance(value, str) and (form := said_form(value))
-    }
+    texts = [value for value in values if isinstance(value, str)]
+    found: dict[Value, str] = {value: form for value in texts if (form := said_form(value))}
+    found |= _without_numbers(texts)
     return found if len(found) * 2 > len(values) and len(found) > 1 and _is_usable(found) else {}
 
 
@@ -427,13 +433,29 @@ def _is_usable(said: Mapping[Value, str]) -> bool:
 def said_form(stored: str) -> str | None:
     """Stored value as people say it, by a few rules; None if none applies.
 
-    >>> said_form("IN_TRANSIT"), said_form("02-Lisbon"), said_form("SMITH, J."), said_form("Lisbon")
-    ('in transit', 'Lisbon', 'J. Smith', None)
+    >>> said_form("IN_TRANSIT"), said_form("SMITH, J."), said_form("Lisbon")
+    ('in transit', 'J. Smith', None)
     """
     if re.fullmatch(r"[A-Za-z]+(_[A-Za-z0-9]+)+", stored):
         return stored.replace("_", " ").lower()
-    if numbered := re.fullmatch(r"\d+[-_. ]+([A-Za-z].*)", stored):
-        return numbered[1]
     if person := re.fullmatch(r"([A-Z][\w'-]+), ([A-Z]\w*\.?)", stored):
         return f"{person[2]} {person[1].title()}"
     return None
+
+
+def _without_numbers(stored: Sequence[str]) -> dict[Value, str]:
+    """Values without the numbers that sort them (`02-Lisbon`); empty if these may be amounts (`14 days`).
+
+    >>> _without_numbers(["01-Porto", "07-Rome"]), _without_numbers(["3 months", "6 months"])
+    ({'01-Porto': 'Porto', '07-Rome': 'Rome'}, {})
+    """
+    found = [one for one in (re.fullmatch(r"(\d+)[-_. ]+([A-Za-z].*)", text) for text in stored) if one]
+    numbers = sorted(int(one[1]) for one in found)
+    is_padded = len({len(one[1]) for one in found}) == 1 and any(one[1].startswith("0") for one in found)
+    is_serial = numbers[:1] in ([0], [1]) and numbers == [*range(numbers[0], numbers[-1] + 1)]
+    names = [singular(one[2].lower()) for one in found]
+    units = {*_TIMES, *map(singular, vocabulary()["measures"])}
+    is_amount = any(not units.isdisjoint(map(singular, name.split())) for name in names)
+    is_each_once = len(set(numbers)) == len(set(names)) == len(found)
+    is_order = is_each_once and not is_amount and (is_padded or is_serial)
+    return {one[0]: one[2] for one in found} if is_order else {}
