@@ -139,7 +139,8 @@ class Agent:
         return Reply(
             read(chosen),
             confidence,
-            is_sure=confidence is None or confidence >= self.sure_from,
+            # `evaluation.json` holds the level rounded to 6 digits.
+            is_sure=confidence is None or round(confidence, 6) >= round(self.sure_from, 6),
             other=None if other is None else read(other),
             seconds=time.monotonic() - started,
             prompt_tokens=len(episodes[0].prompt_ids),
@@ -235,9 +236,9 @@ def open_agent(
                 template_options=run.grpo.get("chat_template_kwargs"),
             )
             engine, title = LocalEngine(sampler, environment.sessions), _title(model)
-        known = None if isinstance(model, Endpoint) else sure_from(Path(model))
+        level = SURE_FROM if isinstance(model, Endpoint) else sure_from(Path(model))
         try:
-            yield Agent(environment, engine, name, samples, known or SURE_FROM, title)
+            yield Agent(environment, engine, name, samples, level, title)
         finally:
             engine.close()
 
@@ -248,8 +249,8 @@ def _title(model: str) -> str:
     return (path.resolve().parent.name if path.name in ("merged", "adapter") else path.name) or model
 
 
-def sure_from(model: Path) -> float | None:
-    """Confidence from which 80% were right in the evaluation of a model's run; None if unknown."""
+def sure_from(model: Path) -> float:
+    """Confidence from which 80% were right in the evaluation of a model's run; 0.75 if unknown."""
     sets = (read_evaluation(model) or read_evaluation(model.parent)).get("sets", {})
     known = [one["samples"].get("sure_from") for one in sets.values() if "samples" in one]
-    return max((level for level in known if level is not None), default=None)
+    return max((level for level in known if level is not None), default=SURE_FROM)
