@@ -224,6 +224,13 @@ def test_a_session_on_a_terminal(environment: Any, tmp_path: Path, monkeypatch: 
     assert script.asked[-1] == "And?"  # after \new
 
 
+@pytest.mark.parametrize("question", ["caf\udce9 orders?", "How many\u202c orders?", "\x07And?"])
+def test_a_first_question_that_cannot_be_read_whole_follows_none(environment: Any, question: str) -> None:
+    console, lines = Console(file=StringIO()), iter([question, "\\quit"])
+    AskSession(Agent(environment, Script(answer(COUNT)), "shop"), console, lambda _: next(lines)).run()
+    assert "follows" not in console.file.getvalue()  # type: ignore[attr-defined]
+
+
 def test_the_threshold_is_that_of_the_run_s_evaluation(tmp_path: Path) -> None:
     assert sure_from(tmp_path / "merged") == 0.75
     for levels, level in (((0.5, 0.875, None), 0.875), ((None, 0.0), 0.0), ((None,), 0.75)):

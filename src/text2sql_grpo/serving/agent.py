@@ -38,6 +38,11 @@ _FOLLOWS = re.compile(
 _UNREADABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
+def readable(text: str) -> str:
+    """Text as a model may read it: a blank for each control character, and none at its ends."""
+    return _UNREADABLE.sub(" ", text).strip()
+
+
 @dataclass(frozen=True)
 class Exchange:
     """A question that was answered before.
@@ -168,7 +173,7 @@ class Agent:
         Raises:
             ArgumentError: It is empty or too long.
         """
-        text = _UNREADABLE.sub(" ", question).strip()
+        text = readable(question)
         if not text or len(text) > MAX_QUESTION_CHARS:
             raise ArgumentError(f"a question must have 1 to {MAX_QUESTION_CHARS} characters, got {len(text)}")
         last = history[-1] if history else None
@@ -176,7 +181,7 @@ class Agent:
             return text
         before = f"{last.question}\n{last.sql}"
         # A client may send any history: a longer prompt would occupy the model for minutes.
-        return text if len(before) > MAX_QUESTION_CHARS else _UNREADABLE.sub(" ", f"{before}\n{text}")
+        return text if len(before) > MAX_QUESTION_CHARS else readable(f"{before}\n{text}")
 
     def save_feedback(self, folder: Path, question: str, sql: str, *, is_right: bool) -> Path:
         """Append a verdict of a person to `feedback.jsonl`, a question file of which right answers are read.
