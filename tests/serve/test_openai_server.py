@@ -133,6 +133,16 @@ def test_a_stream_begins_with_a_role_and_ends_with_usage(environment: Any, tmp_p
     assert chunks[-1].usage is not None and script.asked == ["How many branches?"]
 
 
+def test_the_page_reads_all_rows_that_were_kept(environment: Any, tmp_path: Path) -> None:
+    rows = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n LIMIT 700) SELECT i FROM n"
+    with Served(Agent(environment, Script(answer(rows)), "shop"), tmp_path) as served:
+        _, events = served.post("/api/ask", {"question": "Numbers?"})
+        found = json.loads(events.partition("data: ")[2])["answer"]["result"]
+        again = json.loads(served.post("/api/run", {"sql": rows})[1])
+    assert len(found["rows"]) == len(again["rows"]) == 700
+    assert not found["is_truncated"] and not again["is_truncated"]
+
+
 def test_an_image_is_refused(environment: Any, tmp_path: Path) -> None:
     parts = [{"type": "text", "text": "How many branches?"}, {"type": "image_url"}]
     with Served(Agent(environment, Script(answer(COUNT)), "shop"), tmp_path) as served:

@@ -10,7 +10,6 @@ from text2sql_grpo.serving.agent import Reply
 from text2sql_grpo.sql import ExecutionOutcome
 
 MAX_ROWS, MAX_CELL = 20, 60
-MAX_SENT_ROWS = 500
 _LOOK = ObservationLimits(max_rows=8, max_cell_chars=MAX_CELL, max_chars=2_000)
 _ESCAPED = str.maketrans({mark: f"\\{mark}" for mark in "\\`|*_[]"} | {"<": "&lt;", ">": "&gt;"})
 
@@ -66,7 +65,7 @@ def reply_record(reply: Reply) -> dict[str, Any]:
     """Answer for the page."""
 
     def one(asked: Asked) -> dict[str, Any]:
-        result = outcome_record(asked.result, MAX_SENT_ROWS)
+        result = outcome_record(asked.result)
         return {"sql": _last_sql(asked.episode), "failure": asked.failure, "result": result}
 
     return one(reply.asked) | {
