@@ -143,6 +143,19 @@ def test_the_page_reads_all_rows_that_were_kept(environment: Any, tmp_path: Path
     assert not found["is_truncated"] and not again["is_truncated"]
 
 
+def test_the_page_reads_integers_that_javascript_would_round_as_text(
+    environment: Any, tmp_path: Path
+) -> None:
+    sql = "SELECT 9007199254740991, 9007199254740993, -9007199254740993, 1e300"
+    with Served(Agent(environment, Script([f"<sql>{sql}</sql>", *answer(sql)]), "shop"), tmp_path) as served:
+        parts = served.post("/api/ask", {"question": "Ids?"})[1].split("data: ")[1:]
+        look, reply = (json.loads(part) for part in parts)
+        found = [look["look"]["result"], reply["answer"]["result"]]
+        found.append(json.loads(served.post("/api/run", {"sql": sql})[1]))
+    row = [9007199254740991, "9007199254740993", "-9007199254740993", 1e300]
+    assert [one["rows"] for one in found] == [[row]] * 3
+
+
 def test_an_image_is_refused(environment: Any, tmp_path: Path) -> None:
     parts = [{"type": "text", "text": "How many branches?"}, {"type": "image_url"}]
     with Served(Agent(environment, Script(answer(COUNT)), "shop"), tmp_path) as served:

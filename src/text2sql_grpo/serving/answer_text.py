@@ -65,7 +65,7 @@ def reply_record(reply: Reply) -> dict[str, Any]:
     """Answer for the page."""
 
     def one(asked: Asked) -> dict[str, Any]:
-        result = outcome_record(asked.result)
+        result = outcome_record(asked.result, is_for_page=True)
         return {"sql": _last_sql(asked.episode), "failure": asked.failure, "result": result}
 
     return one(reply.asked) | {

@@ -227,7 +227,7 @@ class AgentServer:
                         if isinstance(event, Reply):
                             yield json.dumps({"answer": reply_record(event)})
                         else:
-                            result = outcome_record(event.outcome, MAX_LOOK_ROWS)
+                            result = outcome_record(event.outcome, MAX_LOOK_ROWS, is_for_page=True)
                             look = {"sql": event.sql, "error": event.error, "result": result}
                             yield json.dumps({"look": look})
             except ClientDisconnect:
@@ -241,8 +241,9 @@ class AgentServer:
         sql = str((await _body(request)).get("sql", ""))
         outcome = await run_in_threadpool(self.agent.run, sql)
         self._log(request, question=None, sql=sql, status=outcome.status)
-        record = json.dumps(outcome_record(outcome))  # in ASCII: cells may hold half a letter
-        return Response(record, media_type="application/json", headers=_HEADERS)
+        record = outcome_record(outcome, is_for_page=True)
+        text = json.dumps(record)  # in ASCII: cells may hold half a letter
+        return Response(text, media_type="application/json", headers=_HEADERS)
 
     async def _feedback(self, request: Request) -> Response:
         body = await _body(request)
