@@ -156,6 +156,16 @@ def test_the_page_reads_integers_that_javascript_would_round_as_text(
     assert [one["rows"] for one in found] == [[row]] * 3
 
 
+def test_both_readings_on_the_page_have_the_question_as_the_model_read_it(
+    environment: Any, tmp_path: Path
+) -> None:
+    agent = Agent(environment, Script(answer(COUNT), answer("SELECT 1")), "shop", samples=2)
+    asked = {"question": "And in Porto?", "history": [{"question": "How many branches?", "sql": COUNT}]}
+    with Served(agent, tmp_path) as served:
+        found = json.loads(served.post("/api/ask", asked)[1].partition("data: ")[2])["answer"]
+    assert found["question"] == found["other"]["question"] == f"How many branches?\n{COUNT}\nAnd in Porto?"
+
+
 def test_an_image_is_refused(environment: Any, tmp_path: Path) -> None:
     parts = [{"type": "text", "text": "How many branches?"}, {"type": "image_url"}]
     with Served(Agent(environment, Script(answer(COUNT)), "shop"), tmp_path) as served:

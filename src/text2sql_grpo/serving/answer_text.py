@@ -66,10 +66,10 @@ def reply_record(reply: Reply) -> dict[str, Any]:
 
     def one(asked: Asked) -> dict[str, Any]:
         result = outcome_record(asked.result, is_for_page=True)
-        return {"sql": _last_sql(asked.episode), "failure": asked.failure, "result": result}
+        question, sql = asked.episode.example.question, _last_sql(asked.episode)
+        return {"question": question, "sql": sql, "failure": asked.failure, "result": result}
 
     return one(reply.asked) | {
-        "question": reply.asked.episode.example.question,
         "confidence": reply.confidence,
         "is_sure": reply.is_sure,
         "other": None if reply.other is None else one(reply.other),
