@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 import uvicorn
+from starlette.testclient import TestClient
 
 from tests.scripted_policy import shop
 from tests.serve.test_agent import COUNT, Script, answer
@@ -394,7 +395,31 @@ def test_wrong_options_of_serve(tmp_path: Path, capsys: pytest.CaptureFixture[st
         served = ["--base_url", "http://x", "--served_model", "m", "--db", str(tmp_path)]
         assert main(["serve", *served, "--port", port]) == 1
         assert "try --port 0" in capsys.readouterr().err
+    for host in ("0.0.0.0", "::"):
+        assert main(["serve", *served, "--host", host]) == 1
+        assert "needs --allowed_host" in capsys.readouterr().err
     assert main(["serve", *served, "--folder", str(tmp_path / "none")]) == 1
     assert "--folder must be an existing folder" in capsys.readouterr().err
     assert main(["serve", *served, "--port", "0"]) == 1
     assert "one database is needed" in capsys.readouterr().err
+
+
+def test_a_server_on_every_address_prints_one_that_it_answers(
+    environment: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(uvicorn.Server, "run", lambda self, sockets: apps.append(self.config.app))
+    apps = list[Any]()
+    served = [
+        "--base_url",
+        "http://x",
+        "--served_model",
+        "m",
+        "--db",
+        str(environment.databases.address("shop")),
+    ]
+    served += ["--folder", str(tmp_path), "--host", "0.0.0.0", "--port", "0", "--allowed_host", "sql.example"]
+    assert main(["serve", *served]) == 0
+    address = capsys.readouterr().out.split()[1].partition("#")[0]
+    for host in (address, "http://sql.example"):
+        assert TestClient(apps[0], base_url=host).get("/health").status_code == 200
+    assert TestClient(apps[0], base_url="http://other.example").get("/health").status_code == 400
