@@ -420,6 +420,7 @@ def test_a_server_on_every_address_prints_one_that_it_answers(
     served += ["--folder", str(tmp_path), "--host", "0.0.0.0", "--port", "0", "--allowed_host", "sql.example"]
     assert main(["serve", *served]) == 0
     address = capsys.readouterr().out.split()[1].partition("#")[0]
+    assert address.startswith("http://localhost:")
     for host in (address, "http://sql.example"):
         assert TestClient(apps[0], base_url=host).get("/health").status_code == 200
     assert TestClient(apps[0], base_url="http://other.example").get("/health").status_code == 400
