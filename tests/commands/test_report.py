@@ -9,6 +9,8 @@ import shutil
 import threading
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -243,19 +245,29 @@ def test_an_evaluation_and_collected_episodes_have_pages(
     assert data["result"] == "8 of 24 episodes right"
 
 
-def test_runs_are_shown_live_on_this_machine_alone(tmp_path: Path) -> None:
-    runs = [write_run(tmp_path / name) for name in ("one", "two")]
+@contextmanager
+def live(runs: list[Path]) -> Iterator[str]:
+    """Address of the page of some runs, while it is served."""
     server, listener, address = open_live(runs, 0)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
+    try:
+        while not server.started:
+            thread.join(0.05)
+        yield address
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
+def test_runs_are_shown_live_on_this_machine_alone(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / name) for name in ("one", "two")]
 
     def get(url: str, host: str | None = None) -> str:
         request = urllib.request.Request(url, headers={"Host": host} if host else {})
         return str(urllib.request.urlopen(request).read().decode())
 
-    try:
-        while not server.started:
-            thread.join(0.05)
+    with live(runs) as address:
         assert "connect-src &#39;self&#39;" in get(address) or "connect-src 'self'" in get(address)
         assert [one["name"] for one in json.loads(get(f"{address}data"))] == ["one", "two"]
         with (runs[0] / ROLLOUTS).open("a") as file:
@@ -272,52 +284,72 @@ def test_runs_are_shown_live_on_this_machine_alone(tmp_path: Path) -> None:
                 get(url, host)
         with pytest.raises(ConfigError, match="leave --port out"):
             open_live(runs, int(address.split(":")[2].split("/")[0]))
-    finally:
-        server.should_exit = True
-        thread.join()
 
 
-def test_hostile_texts_stay_texts_in_a_browser(tmp_path: Path) -> None:
+@pytest.fixture
+def browser() -> Iterator[Any]:
     playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install playwright")
     if not shutil.which("chromium"):
         pytest.skip("needs Chromium: apt-get install chromium")
+    with playwright.sync_playwright() as play:
+        browser = play.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+def test_a_live_page_keeps_what_is_open(tmp_path: Path, browser: Any) -> None:
+    run = write_run(tmp_path / "run")
+    with live([run]) as address:
+        page = browser.new_page()
+        page.goto(address)
+        page.get_by_role("button", name="all 6").first.wait_for()
+        for i in (1, 3):
+            page.locator(f"[id='answer/dev%2Fq-{i}'] > summary").click()
+        page.locator("details[open] > .body").nth(1).wait_for()
+        page.evaluate("document.querySelectorAll('details[open]').forEach((one) => { one.isSame = true; })")
+        with (run / ROLLOUTS).open("a") as file:
+            file.write(json.dumps(episode(99, strict=True, step=9)) + "\n")
+        page.get_by_role("button", name="all 7").wait_for()
+        opened = page.locator("details[open]").evaluate_all("(all) => all.map((one) => [one.id, one.isSame])")
+        page.close()  # which asks no more
+    assert opened == [["answer/dev%2Fq-1", True], ["answer/dev%2Fq-3", True]]
+
+
+def test_hostile_texts_stay_texts_in_a_browser(tmp_path: Path, browser: Any) -> None:
     run = write_run(tmp_path / "run")
     (run / CONFIG).write_text("data: {databases: postgresql://reader@host/shop}", encoding="utf-8")
     page_file = write_report(run)
-    with playwright.sync_playwright() as play:
-        browser = play.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
-        page = browser.new_page(viewport={"width": 390, "height": 844})
-        said, asked = list[str](), list[str]()
-        page.on("console", lambda message: said.append(message.text))
-        page.on("pageerror", lambda error: said.append(str(error)))
-        page.on("request", lambda request: asked.append(request.url))
+    page = browser.new_page(viewport={"width": 390, "height": 844})
+    said, asked = list[str](), list[str]()
+    page.on("console", lambda message: said.append(message.text))
+    page.on("pageerror", lambda error: said.append(str(error)))
+    page.on("request", lambda request: asked.append(request.url))
+    page.goto(f"{page_file.as_uri()}#answer/dev%2Fq-1")
+    page.wait_for_selector("details[open] .side")
+    assert page.title() == "run - text2sql-grpo"
+    assert f"95% intervals {data_of(page_file)['interval_unit']}." in page.inner_text("body")
+    assert HOSTILE[1] in page.inner_text("details[open] summary")
+    assert "--db 'postgresql://reader@host/shop'" in page.inner_text("body")
+    assert page.locator("img").count() == 0 and page.locator(".result").inner_text() == HOSTILE[0]
+    page.get_by_role("button", name="gained 3").click()
+    marks = page.get_by_role("group", name="answers").locator("xpath=following-sibling::details")
+    assert page.get_by_role("button", name="gained 3").get_attribute("aria-pressed") == "true"
+    assert marks.first.inner_text().startswith("gained")
+    page.get_by_role("searchbox").first.fill("no such question")
+    page.wait_for_selector("text=None.")
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    page.get_by_role("searchbox").first.fill("")
+    page.locator("details summary", has_text="step 2").first.click()
+    page.locator(".tokens summary").first.click()
+    assert page.locator(".token").count() >= 3 and page.locator(".environment").count() >= 1
+    assert page.locator(".missing").first.inner_text() == "1"
+    assert said == [] and len(asked) == 1
+    if axe := os.environ.get("AXE_CORE"):  # path of axe.min.js
+        context = browser.new_context(bypass_csp=True)
+        page = context.new_page()
         page.goto(f"{page_file.as_uri()}#answer/dev%2Fq-1")
         page.wait_for_selector("details[open] .side")
-        assert page.title() == "run - text2sql-grpo"
-        assert f"95% intervals {data_of(page_file)['interval_unit']}." in page.inner_text("body")
-        assert HOSTILE[1] in page.inner_text("details[open] summary")
-        assert "--db 'postgresql://reader@host/shop'" in page.inner_text("body")
-        assert page.locator("img").count() == 0 and page.locator(".result").inner_text() == HOSTILE[0]
-        page.get_by_role("button", name="gained 3").click()
-        marks = page.get_by_role("group", name="answers").locator("xpath=following-sibling::details")
-        assert page.get_by_role("button", name="gained 3").get_attribute("aria-pressed") == "true"
-        assert marks.first.inner_text().startswith("gained")
-        page.get_by_role("searchbox").first.fill("no such question")
-        page.wait_for_selector("text=None.")
-        page.keyboard.press("Tab")
-        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
-        page.get_by_role("searchbox").first.fill("")
-        page.locator("details summary", has_text="step 2").first.click()
-        page.locator(".tokens summary").first.click()
-        assert page.locator(".token").count() >= 3 and page.locator(".environment").count() >= 1
-        assert page.locator(".missing").first.inner_text() == "1"
-        assert said == [] and len(asked) == 1
-        if axe := os.environ.get("AXE_CORE"):  # path of axe.min.js
-            context = browser.new_context(bypass_csp=True)
-            page = context.new_page()
-            page.goto(f"{page_file.as_uri()}#answer/dev%2Fq-1")
-            page.wait_for_selector("details[open] .side")
-            page.add_script_tag(path=axe)
-            found = page.evaluate("axe.run().then((result) => result.violations)")
-            assert [one["id"] for one in found if one["impact"] in ("serious", "critical")] == []
-        browser.close()
+        page.add_script_tag(path=axe)
+        found = page.evaluate("axe.run().then((result) => result.violations)")
+        assert [one["id"] for one in found if one["impact"] in ("serious", "critical")] == []

@@ -130,11 +130,15 @@ def test_the_table_fits_a_terminal_and_holds_both_gradings(config: Config) -> No
     """And a kind of question has a row if ten of all sets were asked."""
     answers = [played(config, [f"<answer>{GOLD}</answer>"]), played(config, ["<answer>SELECT 7</answer>"])]
     console = Console(file=StringIO(), width=80)
-    console.print(accuracy_table({"few": summary(answers), "test_values": summary(answers * 5)}))
+    few, many = summary(answers), summary(answers * 5)
+    few["by_tables"] = {name: many["overall"] for name in ("1 to 5 tables", "16 to 50 tables")}
+    many["by_tables"] = {name: many["overall"] for name in ("6 to 15 tables", "over 50 tables")}
+    console.print(accuracy_table({"few": few, "test_values": many}))
     lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
     rows = [" ".join(line.split()) for line in lines if "=" in line]
     titles = [row.partition("/")[0].rpartition(" ")[0] for row in rows]
-    assert titles == ["few", "test_values", "difficulty: easy"]
+    sizes = ["1 to 5 tables", "6 to 15 tables", "16 to 50 tables", "over 50 tables"]
+    assert titles == ["few", "test_values", "difficulty: easy", *sizes]
     assert rows[0].count("1/2 = 50.0% (9-91)") == rows[2].count("6/12 = 50.0% (25-75)") == 2
 
 

@@ -252,6 +252,31 @@ def test_generated_columns_of_another_database_are_computed(tmp_path: Path) -> N
         assert connection.execute("SELECT id, qty, twice FROM sale").fetchall() == [(1, 4, 8)]
 
 
+def test_virtual_tables_and_what_is_broken_end_no_copy(tmp_path: Path) -> None:
+    script = """CREATE TABLE doc (id INTEGER, title TEXT); CREATE VIRTUAL TABLE found USING fts5(title, body);
+        CREATE TABLE gone (title TEXT); CREATE VIEW stale AS SELECT title FROM gone;
+        CREATE VIEW titles AS SELECT title FROM doc; CREATE VIEW item AS SELECT 1 AS code;
+        CREATE TRIGGER late AFTER INSERT ON doc BEGIN INSERT INTO gone VALUES (1); END;
+        CREATE TRIGGER instead INSTEAD OF INSERT ON stale BEGIN SELECT 1; END; DROP TABLE gone"""
+    own = sqlite_file(tmp_path / "own.sqlite", script)
+    other = sqlite_file(
+        tmp_path / "other.sqlite", f"{script.replace('doc', 'paper')}; DROP VIEW item; {SHOP}"
+    )
+
+    assert SQLiteCopies().renamed(own, tmp_path / "renamed.sqlite") == {"title": "ttl"}
+    SQLiteCopies().with_tables_of(other, own, tmp_path / "added.sqlite", Random(1))
+
+    with closing(sqlite3.connect(tmp_path / "renamed.sqlite")) as connection:
+        for sql in ("SELECT ttl FROM doc", "SELECT ttl FROM titles", "SELECT title FROM found"):
+            assert connection.execute(sql).fetchall() == []
+    with closing(sqlite3.connect(tmp_path / "added.sqlite")) as connection:
+        assert connection.execute("SELECT * FROM paper JOIN label").fetchall() == []
+    damaged = tmp_path / "damaged.sqlite"
+    damaged.write_bytes(b"SQLite format 3\0" + b"?" * 4_096)
+    with pytest.raises(DataError, match=r"damaged\.sqlite"):
+        SQLiteCopies().with_tables_of(damaged, own, tmp_path / "none.sqlite", Random(1))
+
+
 @pytest.mark.parametrize("name", ["known", "donor", "target", "a.b"])
 def test_a_duckdb_file_of_any_name_gets_tables_of_another(tmp_path: Path, name: str) -> None:
     duckdb = pytest.importorskip("duckdb", reason="needs the extra duckdb")

@@ -93,8 +93,15 @@ def test_training_episodes_and_wrong_input(
     assert "4 answers" in capsys.readouterr().out
     others = write_questions(tmp_path / "others.jsonl", [QUESTIONS[0] | {"id": "unknown"}])
     assert "has the id of an answer" in fails(str(run), "--episodes", "--golds", str(others))
-    (run / "wrong.jsonl").write_text(json.dumps({"example": "a"}) + "\n")
-    assert "not a record of an episode: KeyError('database')" in fails(str(run / "wrong.jsonl"))
+    whole, wrong = (run / "rollouts.jsonl").read_text().splitlines()[0], run / "wrong.jsonl"
+    for field, value in {"example": None, "strict": None, "actions": [{"kind": "run_sql"}]}.items():
+        changed = json.loads(whole) | {field: value}
+        if value is None:
+            del changed[field]
+        wrong.write_text(f"{whole}\n{json.dumps(changed)}\n")
+        lacks = "sql" if value else field
+        for options in ([], ["--golds", str(others)]):
+            assert f"no field '{lacks}' ({wrong}, line 2)" in fails(str(wrong), *options)
     assert f"there is no {tmp_path / 'nowhere'}: give a run folder" in fails(str(tmp_path / "nowhere"))
     (tmp_path / "empty").mkdir()
     assert "no config.yaml around" in fails(str(tmp_path / "empty"))

@@ -39,6 +39,7 @@ def test_a_vote_is_by_result_and_counts_empty_results(staff: Path, grader: Grade
     empty = ["SELECT id FROM staff WHERE age > 90", "SELECT id FROM staff WHERE city = 'Bonn'"]
     assert vote([five[0], *empty], [staff], grader) == Vote(1, pytest.approx(2 / 3))
     assert vote([None, "SELECT no FROM staff"], [staff], grader) == Vote(None, 0.0)
+    assert vote(five * 2, [staff] * 7, grader) == Vote(0, 1.0)  # 7 floats of 1 / 7 sum to less
 
 
 def test_test_databases_part_answers_that_agree_by_accident(staff: Path, grader: Grader) -> None:

@@ -19,6 +19,7 @@ from text2sql_grpo.data.question_files import read_questions
 from text2sql_grpo.environment.episode import Episode
 from text2sql_grpo.errors import ArgumentError, RunError
 from text2sql_grpo.evaluation.endpoint import Endpoint, EndpointFailure
+from text2sql_grpo.evaluation.votes import risk_coverage
 from text2sql_grpo.serving import agent as serving_agent
 from text2sql_grpo.serving.agent import Agent, Exchange, sure_from
 from text2sql_grpo.serving.ask_session import AskSession
@@ -223,12 +224,27 @@ def test_a_session_on_a_terminal(environment: Any, tmp_path: Path, monkeypatch: 
     assert script.asked[-1] == "And?"  # after \new
 
 
+@pytest.mark.parametrize("question", ["caf\udce9 orders?", "How many\u202c orders?", "\x07And?"])
+def test_a_first_question_that_cannot_be_read_whole_follows_none(environment: Any, question: str) -> None:
+    console, lines = Console(file=StringIO()), iter([question, "\\quit"])
+    AskSession(Agent(environment, Script(answer(COUNT)), "shop"), console, lambda _: next(lines)).run()
+    assert "follows" not in console.file.getvalue()  # type: ignore[attr-defined]
+
+
 def test_the_threshold_is_that_of_the_run_s_evaluation(tmp_path: Path) -> None:
-    assert sure_from(tmp_path / "merged") is None
-    levels = (0.5, 0.875, None)
-    sets = {str(i): {"samples": {"sure_from": level}} for i, level in enumerate(levels)}
-    (tmp_path / "evaluation.json").write_text(json.dumps({"sets": sets | {"old": {}}}))
-    assert sure_from(tmp_path / "merged") == sure_from(tmp_path) == 0.875
+    assert sure_from(tmp_path / "merged") == 0.75
+    for levels, level in (((0.5, 0.875, None), 0.875), ((None, 0.0), 0.0), ((None,), 0.75)):
+        sets = {str(i): {"samples": {"sure_from": level}} for i, level in enumerate(levels)}
+        (tmp_path / "evaluation.json").write_text(json.dumps({"sets": sets | {"old": {}}}))
+        assert sure_from(tmp_path / "merged") == sure_from(tmp_path) == level
+
+
+@pytest.mark.parametrize(
+    "level", [2 / 3, risk_coverage([1.0, 2 / 3, 1 / 3], [True, True, False])["sure_from"]]
+)
+def test_an_answer_at_the_threshold_is_sure(environment: Any, level: float) -> None:
+    script = Script(answer(COUNT), answer(COUNT), answer("SELECT 1"))
+    assert Agent(environment, script, "shop", samples=3, sure_from=level).ask("How many?").is_sure
 
 
 def test_wrong_options_of_ask(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

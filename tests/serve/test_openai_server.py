@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 import uvicorn
+from starlette.testclient import TestClient
 
 from tests.scripted_policy import shop
 from tests.serve.test_agent import COUNT, Script, answer
@@ -131,6 +132,39 @@ def test_a_stream_begins_with_a_role_and_ends_with_usage(environment: Any, tmp_p
     assert COUNT in "".join(delta.content or "" for delta in deltas)
     assert [chunk.choices[0].finish_reason for chunk in chunks if chunk.choices][-1] == "stop"
     assert chunks[-1].usage is not None and script.asked == ["How many branches?"]
+
+
+def test_the_page_reads_all_rows_that_were_kept(environment: Any, tmp_path: Path) -> None:
+    rows = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n LIMIT 700) SELECT i FROM n"
+    with Served(Agent(environment, Script(answer(rows)), "shop"), tmp_path) as served:
+        _, events = served.post("/api/ask", {"question": "Numbers?"})
+        found = json.loads(events.partition("data: ")[2])["answer"]["result"]
+        again = json.loads(served.post("/api/run", {"sql": rows})[1])
+    assert len(found["rows"]) == len(again["rows"]) == 700
+    assert not found["is_truncated"] and not again["is_truncated"]
+
+
+def test_the_page_reads_integers_that_javascript_would_round_as_text(
+    environment: Any, tmp_path: Path
+) -> None:
+    sql = "SELECT 9007199254740991, 9007199254740993, -9007199254740993, 1e300"
+    with Served(Agent(environment, Script([f"<sql>{sql}</sql>", *answer(sql)]), "shop"), tmp_path) as served:
+        parts = served.post("/api/ask", {"question": "Ids?"})[1].split("data: ")[1:]
+        look, reply = (json.loads(part) for part in parts)
+        found = [look["look"]["result"], reply["answer"]["result"]]
+        found.append(json.loads(served.post("/api/run", {"sql": sql})[1]))
+    row = [9007199254740991, "9007199254740993", "-9007199254740993", 1e300]
+    assert [one["rows"] for one in found] == [[row]] * 3
+
+
+def test_both_readings_on_the_page_have_the_question_as_the_model_read_it(
+    environment: Any, tmp_path: Path
+) -> None:
+    agent = Agent(environment, Script(answer(COUNT), answer("SELECT 1")), "shop", samples=2)
+    asked = {"question": "And in Porto?", "history": [{"question": "How many branches?", "sql": COUNT}]}
+    with Served(agent, tmp_path) as served:
+        found = json.loads(served.post("/api/ask", asked)[1].partition("data: ")[2])["answer"]
+    assert found["question"] == found["other"]["question"] == f"How many branches?\n{COUNT}\nAnd in Porto?"
 
 
 def test_an_image_is_refused(environment: Any, tmp_path: Path) -> None:
@@ -361,7 +395,32 @@ def test_wrong_options_of_serve(tmp_path: Path, capsys: pytest.CaptureFixture[st
         served = ["--base_url", "http://x", "--served_model", "m", "--db", str(tmp_path)]
         assert main(["serve", *served, "--port", port]) == 1
         assert "try --port 0" in capsys.readouterr().err
+    for host in ("0.0.0.0", "::"):
+        assert main(["serve", *served, "--host", host]) == 1
+        assert "needs --allowed_host" in capsys.readouterr().err
     assert main(["serve", *served, "--folder", str(tmp_path / "none")]) == 1
     assert "--folder must be an existing folder" in capsys.readouterr().err
     assert main(["serve", *served, "--port", "0"]) == 1
     assert "one database is needed" in capsys.readouterr().err
+
+
+def test_a_server_on_every_address_prints_one_that_it_answers(
+    environment: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(uvicorn.Server, "run", lambda self, sockets: apps.append(self.config.app))
+    apps = list[Any]()
+    served = [
+        "--base_url",
+        "http://x",
+        "--served_model",
+        "m",
+        "--db",
+        str(environment.databases.address("shop")),
+    ]
+    served += ["--folder", str(tmp_path), "--host", "0.0.0.0", "--port", "0", "--allowed_host", "sql.example"]
+    assert main(["serve", *served]) == 0
+    address = capsys.readouterr().out.split()[1].partition("#")[0]
+    assert address.startswith("http://localhost:")
+    for host in (address, "http://sql.example"):
+        assert TestClient(apps[0], base_url=host).get("/health").status_code == 200
+    assert TestClient(apps[0], base_url="http://other.example").get("/health").status_code == 400

@@ -36,7 +36,7 @@ from text2sql_grpo.sql import SQLExecutor
 
 ROWS: list[dict[str, Any]] = [
     {"id": "q0", "question": "How many branches?", "gold_sql": "SELECT COUNT(*) FROM branch"},
-    {"id": "q1", "question": "Cities?", "gold_sql": "SELECT city FROM branch WHERE city IS NOT NULL"},
+    {"id": "q1", "question": "Cities? ", "gold_sql": "SELECT city FROM branch WHERE city IS NOT NULL"},
     {"id": "q2", "question": "Largest staff?", "gold_sql": "SELECT MAX(staff) FROM branch"},
     {
         "id": "q3",
@@ -124,7 +124,8 @@ def test_verdicts_are_saved_in_the_form_of_verified_queries(folder: Path, execut
         **{"database": "shop", "difficulty": "medium", "split": "train", "family": "other", "template": "t0"},
         "was": {"question": ROWS[0]["question"], "sql": ROWS[0]["gold_sql"]},
     }
-    assert second["sql"] == ROWS[1]["gold_sql"]  # as it was written, not as it was shown
+    written = {"verdict": "right", "question": ROWS[1]["question"], "sql": ROWS[1]["gold_sql"]}
+    assert second | written == second  # not as it was shown
     databases = Databases(folder / "shop.sqlite")
     examples = load_examples(folder / "verified.jsonl", databases, executor)
     assert [(one.id, one.gold_sql) for one in examples] == [

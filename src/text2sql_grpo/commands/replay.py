@@ -81,4 +81,6 @@ def _records(
             return episode_records(source, golds, environment.sessions)
     if not path.is_file():
         raise DataError(f"no answers to judge: {path} is missing (--episodes grades the training episodes)")
-    return list(read_jsonl(path, "answers of a model"))
+    from text2sql_grpo.evaluation.regrading import read_record
+
+    return read_jsonl(path, "answers of a model", convert=read_record)

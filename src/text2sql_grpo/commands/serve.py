@@ -39,7 +39,8 @@ def serve(
         samples: Answers of each question; of several, their agreement is the confidence.
         host: Address to listen on.
         port: Port to listen on; 0 for a free one.
-        allowed_host: Further names by which clients reach the server, as behind a proxy.
+        allowed_host: Further names by which clients reach the server, as behind a proxy; needed with --host
+            0.0.0.0 or ::.
         per_minute: Requests of one client in a minute.
         folder: Where feedback.jsonl and audit.jsonl are written.
     """
@@ -47,6 +48,10 @@ def serve(
     run = config_of(model, config)
     if not folder.is_dir():
         raise ConfigError(f"--folder must be an existing folder, got {folder}")
+    is_everywhere = host in ("", "0.0.0.0", "::")
+    if is_everywhere and not allowed_host:
+        reason = "the name by which clients reach the server: requests for another host are refused"
+        raise ConfigError(f"--host {host} needs --allowed_host NAME, {reason}")
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         listener = socket.create_server((host, port), family=family)
@@ -65,7 +70,7 @@ def serve(
         token = os.environ.get(TOKEN_VARIABLE) or secrets.token_urlsafe(24)
         with writing_to(folder), open_agent(source, db, run, samples=samples) as agent:
             server = AgentServer(agent, token, folder, per_minute)
-            place = f"[{host}]" if ":" in host else host
+            place = "localhost" if is_everywhere else f"[{host}]" if ":" in host else host
             app = server.app([place, *(allowed_host or ())])
             where = f"http://{place}:{listener.getsockname()[1]}"
             print(f"page     {where}/#token={token}\nAPI      {where}/v1   key {token}", flush=True)

@@ -207,7 +207,7 @@ def _renamed_query(sql: str, names: Mapping[str, str], dialect: str) -> str | No
 
 
 class SQLiteCopies:
-    """Copies of SQLite files, whose columns SQLite renames in views and triggers too.
+    """Copies of SQLite files, whose columns SQLite renames in views too; virtual tables stay as they are.
 
     Attributes:
         suffix: Ending of a copy's name, by which a folder's databases are found.
@@ -218,6 +218,7 @@ class SQLiteCopies:
     def renamed(self, source: Path, target: Path, hidden: Collection[str] = ()) -> Mapping[str, str]:
         """Copy with shorter names of columns but `hidden` ones; returns the new name by each old one."""
         with self._copied(source, target) as connection:
+            self._drop_unused(connection)
             columns = {
                 table: [row[1] for row in connection.execute(f"PRAGMA table_info({quote_name(table)})")]
                 for table in self._tables(connection)
@@ -232,10 +233,11 @@ class SQLiteCopies:
 
     def with_tables_of(self, donor: Path, source: Path, target: Path, random: Random) -> None:
         """Copy with a few tables of a donor, and a few of their rows."""
-        with self._copied(source, target) as connection:
+        with self._copied(source, target) as connection, _reported(donor, sqlite3.Error):
             connection.execute("ATTACH ? AS donor", (f"{donor}",))
             scripts = self._tables(connection, "donor")
-            for name in _distractors(scripts, self._tables(connection), random):
+            taken = [row[0] for row in connection.execute("SELECT name FROM main.sqlite_schema")]
+            for name in _distractors(scripts, taken, random):
                 connection.execute(scripts[name])
                 quoted = quote_name(name)
                 plain = connection.execute(f"PRAGMA donor.table_info({quoted})")  # without generated ones
@@ -255,12 +257,26 @@ class SQLiteCopies:
             copy.commit()
 
     def _tables(self, connection: sqlite3.Connection, schema: str = "main") -> dict[str, str]:
-        """Statements that create the tables, by name."""
+        """Statements that create the tables, by name; without virtual tables and those behind them."""
+        # No rows before SQLite 3.37.
+        kinds = {row[1]: row[2] for row in connection.execute(f"PRAGMA {schema}.table_list")}
         found = connection.execute(
             f"SELECT name, sql FROM {schema}.sqlite_schema WHERE type = 'table' "
             "AND name NOT LIKE 'sqlite\\_%' ESCAPE '\\'"
         )
-        return dict(found.fetchall())
+        return {name: sql for name, sql in found if kinds.get(name, "table") == "table"}
+
+    def _drop_unused(self, connection: sqlite3.Connection) -> None:
+        """Drop triggers, and views that no query can read: next to a broken one no column can be renamed."""
+        found = connection.execute("SELECT type, name FROM sqlite_schema WHERE type IN ('trigger', 'view')")
+        for kind, name in found.fetchall():
+            try:
+                if kind == "view":
+                    connection.execute(f"EXPLAIN SELECT * FROM {quote_name(name)}")
+                    continue
+            except sqlite3.OperationalError:
+                pass
+            connection.execute(f"DROP {kind} IF EXISTS {quote_name(name)}")
 
 
 class DuckDBCopies:
@@ -304,7 +320,8 @@ class DuckDBCopies:
                 plain = connection.execute(_PLAIN_COLUMNS, [name]).fetchall()
                 columns = ", ".join(quote_name(row[0], "duckdb") for row in plain)
                 rows = f"SELECT {columns} FROM donor.{quoted} LIMIT {MAX_DISTRACTOR_ROWS}"
-                connection.execute(f"CREATE TABLE target.{quoted} AS {rows}")
+                with _reported(donor, duckdb.Error):
+                    connection.execute(f"CREATE TABLE target.{quoted} AS {rows}")
 
 
 _COLUMNS = "SELECT schema_name, table_name, column_name FROM duckdb_columns() WHERE NOT internal"

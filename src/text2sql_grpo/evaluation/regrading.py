@@ -3,13 +3,14 @@
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
+from operator import itemgetter
 from typing import Any
 
 from text2sql_grpo.data.example import Example
 from text2sql_grpo.environment.episode import Action, Episode
-from text2sql_grpo.errors import DataError
 from text2sql_grpo.evaluation.bench import Environment
 from text2sql_grpo.rewards import Answer, RewardMix
+from text2sql_grpo.sql import ExecutionOutcome
 
 _AT_ONCE = 64
 _FIELDS = (
@@ -50,13 +51,13 @@ def replay(
     Their exploratory queries run again, since records hold the numbers of their rows alone.
 
     Args:
-        records: Lines of `rollouts.jsonl`, or of a file of `evaluate` or `collect`.
+        records: Lines of `rollouts.jsonl`, or of a file of `evaluate` or `collect`; see `read_record`.
         environment: Its databases and grader judge.
         golds: Questions by id, whose gold queries replace those of the records.
         rewards: Rewards of the episodes; None for verdicts alone.
 
     Raises:
-        DataError: A record lacks a field, or names an unknown database.
+        DataError: A record names an unknown database.
         RewardError: A reward function raised.
     """
     judge, source = environment.judge(rewards), iter(records)
@@ -67,25 +68,39 @@ def replay(
         yield from map(Replayed, part, answers)
 
 
+def read_record(record: Record) -> Record:
+    """The record of an episode; KeyError or TypeError if a field is missing or wrong."""
+    _episode(record, {}, (None for _ in record["actions"]), max_turns=1)
+    itemgetter("strict", "reason")(record)
+    return record
+
+
 def _read_episode(record: Record, environment: Environment, golds: Mapping[str, Example]) -> Episode:
-    try:
-        example = golds.get(record["example"]) or Example(
-            record["example"],
-            record["database"],
-            record["question"],
-            record["gold_sql"],
-            difficulty=record["difficulty"],
-            family=record["family"],
-            other_golds=tuple(record.get("other_golds", ())),
-        )
-        database = environment.databases.address(record["database"])
-        runs = [one["sql"] for one in record["actions"] if "outcome" in one]
-        outcomes = iter(environment.executor.execute_many([(database, sql) for sql in runs]))
-        actions = []
-        for one in record["actions"]:
-            outcome = next(outcomes) if "outcome" in one else None
-            actions.append(Action(one["kind"], one["sql"], outcome, one.get("error", "")))
-        known = {name: record[name] for name in _FIELDS}
-        return Episode(example, actions=actions, max_turns=environment.settings.max_turns, **known)
-    except (KeyError, TypeError) as error:
-        raise DataError(f"not a record of an episode: {error!r} is missing or wrong") from error
+    database = environment.databases.address(record["database"])
+    runs = [one["sql"] for one in record["actions"] if "outcome" in one]
+    outcomes = environment.executor.execute_many([(database, sql) for sql in runs])
+    return _episode(record, golds, iter(outcomes), max_turns=environment.settings.max_turns)
+
+
+def _episode(
+    record: Record,
+    golds: Mapping[str, Example],
+    outcomes: Iterator[ExecutionOutcome | None],
+    *,
+    max_turns: int,
+) -> Episode:
+    example = golds.get(record["example"]) or Example(
+        record["example"],
+        record["database"],
+        record["question"],
+        record["gold_sql"],
+        difficulty=record["difficulty"],
+        family=record["family"],
+        other_golds=tuple(record.get("other_golds", ())),
+    )
+    actions = []
+    for one in record["actions"]:
+        outcome = next(outcomes) if "outcome" in one else None
+        actions.append(Action(one["kind"], one["sql"], outcome, one.get("error", "")))
+    known = {name: record[name] for name in _FIELDS}
+    return Episode(example, actions=actions, max_turns=max_turns, **known)

@@ -45,16 +45,15 @@ class Votes:
 def vote(queries: Sequence[str | None], databases: Sequence[Database], grader: Grader) -> Vote:
     """Choose the answer whose result the most answers have on these databases; the first of equal ones."""
     counts = Counter(sql for sql in queries if sql is not None)
-    shares = dict.fromkeys(counts, 0.0)
+    agreeing = dict.fromkeys(counts, 0)  # summed as integers, so that equal shares are equal floats
     for database in databases:
         results = {sql: grader.gold_result(database, sql) for sql in counts}
         for sql, result in results.items():
-            alike = (other for other in counts if have_one_result(result, results[other]))
-            shares[sql] += sum(counts[other] for other in alike) / len(queries) / len(databases)
-    best = max(shares, key=lambda sql: shares[sql], default=None)
-    if best is None or not shares[best]:
+            agreeing[sql] += sum(counts[one] for one in counts if have_one_result(result, results[one]))
+    best = max(agreeing, key=lambda sql: agreeing[sql], default=None)
+    if best is None or not agreeing[best]:
         return Vote(None, 0.0)
-    return Vote(queries.index(best), shares[best])
+    return Vote(queries.index(best), agreeing[best] / (len(queries) * len(databases)))
 
 
 def votes(queries: Sequence[str | None], database: Database, grader: Grader) -> Votes:

@@ -10,6 +10,7 @@ from rich.text import Text
 
 from text2sql_grpo.evaluation.comparison import Paired
 from text2sql_grpo.evaluation.statistics import Accuracy, database_counts, interval_unit, percents, remarks
+from text2sql_grpo.evaluation.summary import TABLES
 
 LEAST_QUESTIONS = 10
 """Questions of a family or difficulty that has a row."""
@@ -61,7 +62,8 @@ def accuracy_table(sets: Mapping[str, Any], metrics: Sequence[str] = ()) -> Tabl
 
 
 def _of_all_sets(sets: Mapping[str, Any], field: str) -> dict[str, dict[str, Accuracy]]:
-    """Accuracies by kind of question, of the questions of all sets together."""
+    """Accuracies by kind of question, of the questions of all sets together, in order."""
+    sizes = [*TABLES.values()]
     found: dict[str, dict[str, list[Accuracy]]] = defaultdict(lambda: defaultdict(list))
     for scores in sets.values():
         for part, both in scores.get(field, {}).items():
@@ -69,7 +71,9 @@ def _of_all_sets(sets: Mapping[str, Any], field: str) -> dict[str, dict[str, Acc
                 found[part][grading].append(Accuracy.read(record))
     return {
         part: {grading: Accuracy.joined(parts) for grading, parts in both.items()}
-        for part, both in sorted(found.items())
+        for part, both in sorted(
+            found.items(), key=lambda one: (sizes.index(one[0]) if one[0] in sizes else 0, one[0])
+        )
     }
 
 

@@ -118,7 +118,8 @@ function Side({ title, one, gain, texts }) {
     ${one.pieces && html`<${Tokens} pieces=${one.pieces} gain=${gain} />`}</div>`;
 }
 
-function Item({ id, mark, row, schemas, sources, model, children }) {
+function Item({ mark, row, data, children }) {
+  const { id } = row, { schemas, sources, model } = data;
   const open = location.hash.slice(1) === id;
   const [shown, show] = useState(open);
   useEffect(() => { if (open) document.getElementById(id).scrollIntoView(); }, []);
@@ -133,10 +134,10 @@ function Item({ id, mark, row, schemas, sources, model, children }) {
       <h3>rerun</h3><pre>${command}</pre></div>`}</details>`;
 }
 
-function List({ rows, filters, sorts, item, label }) {
+function List({ rows, data, filters, sorts, item, label }) {
   const [filter, setFilter] = useState("all"), [sort, setSort] = useState(Object.keys(sorts)[0]);
   const [text, setText] = useState(""), [count, setCount] = useState(PAGE);
-  const linked = location.hash.slice(1);
+  const [linked] = useState(location.hash.slice(1));
   const found = useMemo(() => {
     const wanted = rows.filter((row) => (filter === "all" || filters[filter](row)) &&
       (!text || `${row.question} ${row.gold_sql} ${row.database}`.toLowerCase().includes(text.toLowerCase())));
@@ -150,7 +151,7 @@ function List({ rows, filters, sorts, item, label }) {
       <select aria-label="order" onChange=${(event) => setSort(event.target.value)}>
         ${Object.keys(sorts).map((name) => html`<option>${name}</option>`)}</select>
       <input type="search" placeholder="search" aria-label="search" onInput=${(event) => setText(event.target.value)} /></div>
-    ${found.slice(0, count).map((row) => html`<${item} key=${row.id} row=${row} />`)}
+    ${found.slice(0, count).map((row) => html`<${item} key=${row.id} row=${row} data=${data} />`)}
     ${found.length === 0 && html`<p class="note">None.</p>`}
     ${found.length > count && html`<p><button onClick=${() => setCount(count + PAGE)}>
       ${found.length - count} more</button></p>`}`;
@@ -204,24 +205,31 @@ function Overview({ data }) {
 
 const mean = (values) => values.reduce((sum, one) => sum + one, 0) / values.length;
 
-function Report({ data }) {
-  const { answers, groups, schemas, sources, model, sides } = data;
-  const Answer = ({ row }) => html`<${Item} id=${row.id} row=${row} schemas=${schemas} sources=${sources} model=${model}
+function Answer({ row, data }) {
+  const { sides, reason_texts } = data;
+  return html`<${Item} row=${row} data=${data}
     mark=${html`<span class="mark ${row.after.strict ? "right" : "wrong"}">${ANSWERS.gained(row) ? "gained"
       : ANSWERS.lost(row) ? "lost" : row.after.strict ? "right" : "wrong"}</span>`}>${() => html`
-      ${row.before && html`<${Side} texts=${data.reason_texts} title=${sides[0]} one=${row.before} />`}
-      <${Side} texts=${data.reason_texts} title=${row.before ? sides[1] : "answer"} one=${row.after} />`}<//>`;
-  const Group = ({ row }) => html`<${Item} id=${row.id} row=${row} schemas=${schemas} sources=${sources} model=${model}
+      ${row.before && html`<${Side} texts=${reason_texts} title=${sides[0]} one=${row.before} />`}
+      <${Side} texts=${reason_texts} title=${row.before ? sides[1] : "answer"} one=${row.after} />`}<//>`;
+}
+
+function Group({ row, data }) {
+  return html`<${Item} row=${row} data=${data}
     mark=${html`<span class="mark">${row.step > 0 && `step ${row.step}: `}${row.episodes.filter((one) => one.strict).length} of
       ${" "}${row.episodes.length}</span>`}>${() => row.episodes.map((one, i) => html`
       <${Side} texts=${data.reason_texts} title=${`episode ${i + 1}`} one=${one}
         gain=${one.reward - mean(row.episodes.map((each) => each.reward))} />`)}<//>`;
+}
+
+function Report({ data }) {
+  const { answers, groups } = data;
   return html`
     ${Object.keys(data.heat).length > 0 && html`<h2>Right by database and skill</h2><${Heat} heat=${data.heat} />`}
-    ${answers.length > 0 && html`<h2 id="answers">Held-out answers</h2><${List} label="answers" rows=${answers}
+    ${answers.length > 0 && html`<h2 id="answers">Held-out answers</h2><${List} label="answers" rows=${answers} data=${data}
       filters=${ANSWERS} item=${Answer} sorts=${{ "as asked": () => 0, "by database": by((r) => r.database),
         "by skill": by((r) => r.skills.join()), "longest first": by((r) => -r.after.tokens) }} />`}
-    ${groups.length > 0 && html`<h2 id="groups">Groups of episodes</h2><${List} label="groups" rows=${groups}
+    ${groups.length > 0 && html`<h2 id="groups">Groups of episodes</h2><${List} label="groups" rows=${groups} data=${data}
       filters=${GROUPS} item=${Group} sorts=${{ "last step first": by((r) => -r.step), "first step first": by((r) => r.step),
         "by database": by((r) => r.database), "by skill": by((r) => r.skills.join()),
         "longest first": by((r) => -Math.max(...r.episodes.map((one) => one.tokens))),

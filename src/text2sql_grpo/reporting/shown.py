@@ -140,11 +140,17 @@ def asked_record(asked: Asked) -> dict[str, Any]:
     }
 
 
-def outcome_record(outcome: ExecutionOutcome | None, max_rows: int | None = None) -> dict[str, Any] | None:
-    """Record for JSON, with bytes and infinity as text; at most `max_rows` rows, all for None."""
+def outcome_record(
+    outcome: ExecutionOutcome | None, max_rows: int | None = None, *, is_for_page: bool = False
+) -> dict[str, Any] | None:
+    """Record for JSON, with bytes and infinity as text; at most `max_rows` rows, all for None.
+
+    For a page, integers are text too beyond 2^53 - 1, from where JavaScript rounds them.
+    """
     if outcome is None:
         return None
-    rows = [[_json_cell(cell) for cell in row] for row in outcome.rows[:max_rows]]
+    largest = 2**53 - 1 if is_for_page else math.inf
+    rows = [[_json_cell(cell, largest) for cell in row] for row in outcome.rows[:max_rows]]
     return {
         "status": outcome.status,
         "columns": list(outcome.columns),
@@ -154,6 +160,8 @@ def outcome_record(outcome: ExecutionOutcome | None, max_rows: int | None = None
     }
 
 
-def _json_cell(cell: Cell) -> Cell:
+def _json_cell(cell: Cell, largest_int: float) -> Cell:
+    if isinstance(cell, int) and abs(cell) > largest_int:
+        return str(cell)
     is_number = not isinstance(cell, float) or math.isfinite(cell)
     return cell if is_number and not isinstance(cell, bytes) else cell_text(cell, _MAX_CELL_CHARS)

@@ -38,6 +38,11 @@ _FOLLOWS = re.compile(
 _UNREADABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
+def readable(text: str) -> str:
+    """Text as a model may read it: a blank for each control character, and none at its ends."""
+    return _UNREADABLE.sub(" ", text).strip()
+
+
 @dataclass(frozen=True)
 class Exchange:
     """A question that was answered before.
@@ -139,7 +144,8 @@ class Agent:
         return Reply(
             read(chosen),
             confidence,
-            is_sure=confidence is None or confidence >= self.sure_from,
+            # `evaluation.json` holds the level rounded to 6 digits.
+            is_sure=confidence is None or round(confidence, 6) >= round(self.sure_from, 6),
             other=None if other is None else read(other),
             seconds=time.monotonic() - started,
             prompt_tokens=len(episodes[0].prompt_ids),
@@ -167,7 +173,7 @@ class Agent:
         Raises:
             ArgumentError: It is empty or too long.
         """
-        text = _UNREADABLE.sub(" ", question).strip()
+        text = readable(question)
         if not text or len(text) > MAX_QUESTION_CHARS:
             raise ArgumentError(f"a question must have 1 to {MAX_QUESTION_CHARS} characters, got {len(text)}")
         last = history[-1] if history else None
@@ -175,7 +181,7 @@ class Agent:
             return text
         before = f"{last.question}\n{last.sql}"
         # A client may send any history: a longer prompt would occupy the model for minutes.
-        return text if len(before) > MAX_QUESTION_CHARS else _UNREADABLE.sub(" ", f"{before}\n{text}")
+        return text if len(before) > MAX_QUESTION_CHARS else readable(f"{before}\n{text}")
 
     def save_feedback(self, folder: Path, question: str, sql: str, *, is_right: bool) -> Path:
         """Append a verdict of a person to `feedback.jsonl`, a question file of which right answers are read.
@@ -235,9 +241,9 @@ def open_agent(
                 template_options=run.grpo.get("chat_template_kwargs"),
             )
             engine, title = LocalEngine(sampler, environment.sessions), _title(model)
-        known = None if isinstance(model, Endpoint) else sure_from(Path(model))
+        level = SURE_FROM if isinstance(model, Endpoint) else sure_from(Path(model))
         try:
-            yield Agent(environment, engine, name, samples, known or SURE_FROM, title)
+            yield Agent(environment, engine, name, samples, level, title)
         finally:
             engine.close()
 
@@ -248,8 +254,8 @@ def _title(model: str) -> str:
     return (path.resolve().parent.name if path.name in ("merged", "adapter") else path.name) or model
 
 
-def sure_from(model: Path) -> float | None:
-    """Confidence from which 80% were right in the evaluation of a model's run; None if unknown."""
+def sure_from(model: Path) -> float:
+    """Confidence from which 80% were right in the evaluation of a model's run; 0.75 if unknown."""
     sets = (read_evaluation(model) or read_evaluation(model.parent)).get("sets", {})
     known = [one["samples"].get("sure_from") for one in sets.values() if "samples" in one]
-    return max((level for level in known if level is not None), default=None)
+    return max((level for level in known if level is not None), default=SURE_FROM)

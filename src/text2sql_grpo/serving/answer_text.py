@@ -10,7 +10,6 @@ from text2sql_grpo.serving.agent import Reply
 from text2sql_grpo.sql import ExecutionOutcome
 
 MAX_ROWS, MAX_CELL = 20, 60
-MAX_SENT_ROWS = 500
 _LOOK = ObservationLimits(max_rows=8, max_cell_chars=MAX_CELL, max_chars=2_000)
 _ESCAPED = str.maketrans({mark: f"\\{mark}" for mark in "\\`|*_[]"} | {"<": "&lt;", ">": "&gt;"})
 
@@ -66,11 +65,11 @@ def reply_record(reply: Reply) -> dict[str, Any]:
     """Answer for the page."""
 
     def one(asked: Asked) -> dict[str, Any]:
-        result = outcome_record(asked.result, MAX_SENT_ROWS)
-        return {"sql": _last_sql(asked.episode), "failure": asked.failure, "result": result}
+        result = outcome_record(asked.result, is_for_page=True)
+        question, sql = asked.episode.example.question, _last_sql(asked.episode)
+        return {"question": question, "sql": sql, "failure": asked.failure, "result": result}
 
     return one(reply.asked) | {
-        "question": reply.asked.episode.example.question,
         "confidence": reply.confidence,
         "is_sure": reply.is_sure,
         "other": None if reply.other is None else one(reply.other),

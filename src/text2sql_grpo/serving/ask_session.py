@@ -13,7 +13,7 @@ from rich.console import Console
 
 from text2sql_grpo.errors import RunError
 from text2sql_grpo.reporting.shown import plain, show_asked, show_query
-from text2sql_grpo.serving.agent import Agent, Exchange, Reply
+from text2sql_grpo.serving.agent import Agent, Exchange, Reply, readable
 
 _HELP = r"""Type a question; one that begins with "and", "only" or "of those" follows the one before.
   \sql [QUERY]  the last query, or run a query of your own
@@ -50,7 +50,7 @@ class AskSession:
         )
         while True:
             try:
-                line = self.read("> ").strip()
+                line = readable(self.read("> "))
             except EOFError:
                 return
             except KeyboardInterrupt:

@@ -37,12 +37,13 @@ from text2sql_grpo.errors import UNREADABLE, ArgumentError, DataError, RunError
 from text2sql_grpo.files import append_jsonl
 from text2sql_grpo.reporting.shown import outcome_record
 from text2sql_grpo.serving.agent import Agent, Exchange, Reply
-from text2sql_grpo.serving.answer_text import MAX_SENT_ROWS, look_text, reply_record, reply_text
+from text2sql_grpo.serving.answer_text import look_text, reply_record, reply_text
 from text2sql_grpo.serving.live_engine import MAX_SESSIONS
 from text2sql_grpo.sql.lru import Lru
 
 MAX_BODY_BYTES = 1_000_000
 MAX_RUNNING = 64  # questions that run or wait; more get 429
+MAX_LOOK_ROWS = 500  # of an exploratory query on the page
 MAX_CLIENTS = 10_000  # whose rates are kept
 # Parameters of a chat that would change the form of the reply, with the values that do not.
 _FORMS: dict[str, tuple[Any, ...]] = {
@@ -226,7 +227,7 @@ class AgentServer:
                         if isinstance(event, Reply):
                             yield json.dumps({"answer": reply_record(event)})
                         else:
-                            result = outcome_record(event.outcome, MAX_SENT_ROWS)
+                            result = outcome_record(event.outcome, MAX_LOOK_ROWS, is_for_page=True)
                             look = {"sql": event.sql, "error": event.error, "result": result}
                             yield json.dumps({"look": look})
             except ClientDisconnect:
@@ -240,8 +241,9 @@ class AgentServer:
         sql = str((await _body(request)).get("sql", ""))
         outcome = await run_in_threadpool(self.agent.run, sql)
         self._log(request, question=None, sql=sql, status=outcome.status)
-        record = json.dumps(outcome_record(outcome, MAX_SENT_ROWS))  # in ASCII: cells may hold half a letter
-        return Response(record, media_type="application/json", headers=_HEADERS)
+        record = outcome_record(outcome, is_for_page=True)
+        text = json.dumps(record)  # in ASCII: cells may hold half a letter
+        return Response(text, media_type="application/json", headers=_HEADERS)
 
     async def _feedback(self, request: Request) -> Response:
         body = await _body(request)

@@ -7,12 +7,12 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import chain, islice, zip_longest
 from pathlib import Path
-from typing import Any
 
 from sqlglot import exp
 
 from text2sql_grpo.audit.mutations import mutants
 from text2sql_grpo.data.databases import Databases
+from text2sql_grpo.data.example import Example
 from text2sql_grpo.data.question_rows import Question
 from text2sql_grpo.environment.observation import cell_text
 from text2sql_grpo.errors import DataError
@@ -154,7 +154,7 @@ class Review:
         example = self._example(id)
         question, sql = example.question, example.gold_sql
         if verdict in ("right", "edit"):
-            question, sql = self._edited(asked, example.database, example.gold_sql)
+            question, sql = self._edited(asked, example)
             verdict = "right" if (question, sql) == (example.question, example.gold_sql) else "edit"
         fields = {
             "verdict": verdict,
@@ -166,21 +166,23 @@ class Review:
         save_verdict(self.folder, verdict_of(example, question, sql, fields))
         return self.state()
 
-    def _edited(self, asked: Record, database: str, before: str) -> tuple[str, str]:
+    def _edited(self, asked: Record, before: Example) -> tuple[str, str]:
         """Question and SQL of an edit, checked."""
         question, sql = (str(asked.get(name) or "").strip() for name in ("question", "sql"))
         if not question or not sql:
             raise InvalidVerdictError("the question and the query must not be empty")
-        if sql == formatted(before):  # as it was shown
-            return question, before
-        gold = GoldResult.of(self._executor, self._databases.address(database), sql)
+        if question == before.question.strip():  # as it was shown
+            question = before.question
+        if sql == formatted(before.gold_sql):
+            return question, before.gold_sql
+        gold = GoldResult.of(self._executor, self._databases.address(before.database), sql)
         if not gold.outcome.is_ok:
             raise InvalidVerdictError(f"the query fails, so nothing was saved: {gold.outcome.error}")
         if not gold.is_usable:
             raise InvalidVerdictError("the query returns too many rows to compare, so nothing was saved")
         return question, sql
 
-    def _example(self, id: str) -> Any:
+    def _example(self, id: str) -> Example:
         if id not in self._questions:
             raise InvalidVerdictError(f"no question with the id {id!r} is under review")
         return self._questions[id]
