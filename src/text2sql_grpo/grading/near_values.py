@@ -83,10 +83,10 @@ def near_values(literal: Cell, alike: Sequence[Cell], *, is_code: bool = False) 
             return []
         return [day + text[10:] for day in form.around(text[:10], ())[1] if isinstance(day, str)]
     if _HOUR.fullmatch(text):
-        form = ("%H" if text[1].isdecimal() else "%-H") + ":%M:%S"[: 3 * text.count(":")]
+        hour = ("%H" if text[1].isdecimal() else "%-H") + ":%M:%S"[: 3 * text.count(":")]
         unit = timedelta(minutes=1) if text.count(":") == 1 else _SECOND
-        moment = datetime.strptime(text, _readable(form))
-        return _distinct(text, [(moment + n * unit).strftime(form) for n in (-1, 1, -20, 20)])
+        moment = datetime.strptime(text, _readable(hour))
+        return _distinct(text, [(moment + n * unit).strftime(hour) for n in (-1, 1, -20, 20)])
     counted = [_ANY_DIGITS.sub(partial(_moved_by, step), text) for step in (-1, 1)]  # 2022/23 next to 2023/24
     cased = [] if is_code else [text.lower(), text.upper()]
     return _distinct(text, [*cased, text + "s", text[:-1], "x" + text, *counted])
