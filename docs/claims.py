@@ -49,7 +49,7 @@ class Claim:
     stored: str
 
 
-_SPIDER = "`train --config config/smollm2_spider.yaml --run.seed 1`; the control: more of its `sft` stage"
+_SPIDER = "`train --config config/smollm2_spider.yaml --run.seed S`; the control: more of its `sft` stage"
 CLAIMS = (
     Claim(
         "{rows[0]}",
@@ -119,11 +119,11 @@ CLAIMS = (
     ),
     Claim(
         "{spider[questions]:,} dev questions, the quickstart's model with `config/smollm2_spider.yaml` "
-        "(seed 1) goes from {spider[start]:.1%} to {spider[grpo]:.1%} strictly right by GRPO",
+        "(seeds 1 to 3) goes from {spider[start]:.1%} to {spider[grpo]:.1%} strictly right by GRPO",
         "Spider dev, SmolLM2-135M",
         "spider[questions]",
         "spider[seeds]",
-        "seed 1",
+        "seeds 1 to 3",
         _SPIDER,
         "benchmarks/results.json",
     ),
@@ -132,16 +132,16 @@ CLAIMS = (
         "the same, with its control",
         "spider[questions]",
         "spider[seeds]",
-        "seed 1",
+        "seeds 1 to 3",
         _SPIDER,
         "benchmarks/results.json",
     ),
     Claim(
-        "GRPO and that SFT have a pass@8 of {spider[pass_8][grpo]:.1%} and {spider[pass_8][control]:.1%} "
-        "({spider[pass_8][questions]} questions sampled eight times)",
+        "GRPO and that SFT of seed 1 have a pass@8 of {spider[pass_8][grpo]:.1%} and "
+        "{spider[pass_8][control]:.1%} ({spider[pass_8][questions]} questions sampled eight times)",
         "Spider dev, evenly spaced",
         "spider[pass_8][questions]",
-        "spider[seeds]",
+        "spider[pass_8][seeds]",
         "seed 1",
         "`evaluate --samples 8 --temperature 0.8` of both",
         "benchmarks/results.json",

@@ -176,7 +176,10 @@ def test_a_claim_of_another_set_or_seed_is_found() -> None:
     spider = next(claim for claim in CLAIMS if claim.size == "spider[questions]")
     said = words(spider.says.format(**claimed()))
     assert faults(spider, said) == []
-    assert faults(spider, said.replace("seed 1", "seed 2")) == [spider.says.format(**claimed()), "seed 1"]
+    assert faults(spider, said.replace("seeds 1", "seeds 2")) == [
+        spider.says.format(**claimed()),
+        "seeds 1 to 3",
+    ]
     assert faults(spider, said.replace("1,026", "1,034")) == [spider.says.format(**claimed()), "1,026"]
 
 
