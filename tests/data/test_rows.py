@@ -115,7 +115,7 @@ def test_examples_are_checked_too(databases: Databases, executor: SQLExecutor) -
         ([{"question": "?", "db_id": "shop"}], "gold_sql or query or sql, got the columns question, db_id"),
         (
             [{"question": 3, "sql": "SELECT 1", "db_id": "shop"}],
-            "question must be a string, got 3 (at row 0)",
+            "question must be a valid string, got 3 (at row 0)",
         ),
         (
             [{**SPIDER[0], "id": 1}, {**SPIDER[0], "id": "1"}],

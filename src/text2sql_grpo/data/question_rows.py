@@ -5,14 +5,15 @@ import math
 import os
 import re
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import MISSING, fields
 from difflib import get_close_matches
 from functools import lru_cache
 from itertools import chain, combinations
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Any, NamedTuple, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from text2sql_grpo.checked import adapter, problems
 from text2sql_grpo.data.example import Example
 from text2sql_grpo.errors import DataError
 from text2sql_grpo.sql.names import plain_name
@@ -22,13 +23,8 @@ if TYPE_CHECKING:  # slow to import
 
 Source = Path | str | Iterable[Mapping[str, Any] | Example]
 
-TYPES = {
-    name: get_args(hint) if isinstance(hint, UnionType) else (get_origin(hint) or hint,)
-    for name, hint in get_type_hints(Example).items()
-}
 _REQUIRED = tuple(field.name for field in fields(Example) if field.default is MISSING)
-_JSON_NAMES = {str: "a string", bool: "true or false", NoneType: "null", tuple: "a list of non-empty strings"}
-_COLUMNS = {name: (name,) for name in TYPES} | {
+_COLUMNS = {field.name: (field.name,) for field in fields(Example)} | {
     "id": ("id", "question_id", "instance_id", "qid"),
     "gold_sql": ("gold_sql", "query", "sql", "gold", "gold_query", "golden_sql", "golden_query", "sql_query"),
     "database": ("database", "db_id", "db_name", "db", "selected_database"),
@@ -172,7 +168,9 @@ def row_question(
     for hint in _HINTS:
         if (text := _value(cells, (hint,), place)) and isinstance(given["question"], str):
             given["question"] += f"\n{hint.title()}: {text}"
-    known = {name: _parsed(name, value) for name, value in given.items() if value is not None}
+    known = {name: value for name, value in given.items() if value is not None}
+    with suppress(KeyError, TypeError, ValueError, RecursionError):  # a cell of CSV holds a JSON list
+        known["other_golds"] = json.loads(known["other_golds"])
     has_gold_is_empty = "goldsql" in cells or "gold_is_empty" in known
     return Question(_example(known, place), place, has_gold_is_empty=has_gold_is_empty)
 
@@ -191,16 +189,6 @@ def _value(cells: Mapping[str, Mapping[str, Any]], columns: Iterable[str], place
     if len(set(texts.values())) > 1:
         raise DataError(f"the columns {' and '.join(texts)} contradict each other: keep one (at {place})")
     return next(iter(found.values()), None)
-
-
-def _parsed(name: str, value: Any) -> Any:
-    """Value of a field, read where it is text for what is none: a cell of CSV holds `true` or a JSON list."""
-    if not isinstance(value, str) or {bool, tuple}.isdisjoint(TYPES[name]):
-        return value
-    try:
-        return json.loads(value.lower() if bool in TYPES[name] else value)
-    except (ValueError, RecursionError):
-        return value
 
 
 def accepted_queries(query: str) -> list[str]:
@@ -245,21 +233,17 @@ def _example(row: Mapping[str, Any], place: str) -> Example:
     Raises:
         DataError: A value is of a wrong type or empty; names the place.
     """
-    row = {name: tuple(value) if isinstance(value, list) else value for name, value in row.items()}
+    from pydantic import ValidationError
+
+    try:
+        example: Example = adapter(Example).validate_python(row)
+    except ValidationError as error:
+        raise DataError(f"{problems(error, Example)} (at {place})") from error
     for name, value in row.items():
-        is_text = not isinstance(value, tuple) or all(
-            isinstance(part, str) and part.strip() for part in value
-        )
         if isinstance(value, str) and _HALF_OF_A_PAIR.search(value):
-            raise DataError(
-                f"{name} holds half of a surrogate pair, which is no text, {value!r:.80} (at {place})"
-            )
-        if type(value) not in TYPES[name] or not is_text:
-            expected = " or ".join(_JSON_NAMES[kind] for kind in TYPES[name])
-            expected += " or an integer" if name == "id" else ""
-            shown = json.dumps(value, default=repr)[:80]
-            raise DataError(f"{name} must be {expected}, got {shown} (at {place})")
-    for name in _REQUIRED:
-        if not row[name].strip():
+            raise DataError(f"{name} holds half of a surrogate pair, {value!r:.80} (at {place})")
+    texts = {name: (row[name],) for name in _REQUIRED} | {"other_golds": example.other_golds}
+    for name, values in texts.items():
+        if not all(map(str.strip, values)):
             raise DataError(f"a question needs a field {name!r} with text, got an empty one (at {place})")
-    return Example(**row)
+    return example
