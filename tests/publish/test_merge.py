@@ -28,6 +28,7 @@ from tests.rounding import assert_same, bound
 from tests.tiny_model import exact_logits_of, logits_of, write_adapter, write_model, write_tokenizer
 from text2sql_grpo.errors import ModelError
 from text2sql_grpo.models.loaded_policy import load_policy
+from text2sql_grpo.publishing import merging
 from text2sql_grpo.publishing.merging import merge_adapter
 
 # PEFT still asks a model of transformers 5 by the attribute's older name.
@@ -192,7 +193,6 @@ def test_options_that_cannot_be_met_are_refused(
     for reason, source, out, options in (
         ("got 'int4'", llama, tmp_path / "merged", {"dtype": "int4"}),
         ("needs an adapter", llama, tmp_path / "merged", {"base": "me/model"}),
-        ("logits differ", adapter, tmp_path / "merged", {"tolerance": 1e-12}),
         ("other files", llama, run, {}),
         ("that is read", llama, llama, {}),
         ("that is read", adapter, llama, {"base": str(llama)}),
@@ -201,6 +201,9 @@ def test_options_that_cannot_be_met_are_refused(
     ):
         with pytest.raises(ModelError, match=reason):
             merge_adapter(source, out, **options)
+    with monkeypatch.context() as strict, pytest.raises(ModelError, match="logits differ"):
+        strict.setattr(merging, "TOLERANCE", 1e-12)
+        merge_adapter(adapter, tmp_path / "merged")
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=100_000))
     with pytest.raises(ModelError, match="too little memory"):
         merge_adapter(adapter, tmp_path / "merged")

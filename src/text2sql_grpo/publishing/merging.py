@@ -31,6 +31,7 @@ from text2sql_grpo.run_folder import read_settings
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 Quantization = Literal["auto", "none", "4bit"]
+TOLERANCE = 1e-3  # largest change of a logit; times the largest logit if that is over 1
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,6 @@ def merge_adapter(
     base: str | None = None,
     dtype: str = "auto",
     quantization: Quantization = "auto",
-    tolerance: float = 1e-3,
 ) -> MergeReport:
     """Merge an adapter; `out` then holds weights, tokenizer, chat template and generation config.
 
@@ -85,7 +85,6 @@ def merge_adapter(
         dtype: `float32`, `bfloat16`, `float16`, or `auto` for the stored type of the base.
         quantization: Quantization of the base in training; `auto` reads it from the `config.yaml` next to the
             adapter, and is `none` without one.
-        tolerance: Maximum change of a logit; scaled by the largest logit if that is over 1.
 
     Raises:
         ModelError: Adapter or base missing, broken, larger than the free memory, or not made for each other;
@@ -128,7 +127,7 @@ def merge_adapter(
     merge_difference = 0.0
     if adapted_logits is not None:
         what = f"merged model of {adapter}"
-        merge_difference = _checked_difference(adapted_logits, merged, tolerance, what)
+        merge_difference = _checked_difference(adapted_logits, merged, what)
 
     with _model_error(f"cannot write the merged model to {out}, no part is left"):
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -142,7 +141,7 @@ def merge_adapter(
             cast = _logits(model, token_ids)
             del model  # frees its memory for the written one
             written = _logits(_read_model(str(folder), _model_config(str(folder)), None), token_ids)
-            _checked_difference(cast, written, tolerance, f"model written to {out}")
+            _checked_difference(cast, written, f"model written to {out}")
             check_saved_tokenizer(tokenizer, folder, tokenizer.name_or_path)
     return MergeReport(
         source=adapter,
@@ -258,9 +257,9 @@ def _cast(model: torch.nn.Module, dtype: torch.dtype) -> None:
         weight.data = weight.data.to(dtype)
 
 
-def _checked_difference(expected: torch.Tensor, got: torch.Tensor, tolerance: float, what: str) -> float:
+def _checked_difference(expected: torch.Tensor, got: torch.Tensor, what: str) -> float:
     difference = (expected - got).abs().max().item()
-    limit = tolerance * max(1.0, expected.abs().max().item())
+    limit = TOLERANCE * max(1.0, expected.abs().max().item())
     if not difference <= limit:  # also catches NaN
         raise ModelError(f"logits differ by {difference:.1e}, more than {limit:.1e}: {what}")
     return difference
