@@ -65,9 +65,9 @@ def test_card_tells_the_whole_run(run: Path) -> None:
         "tags": ["text-to-sql", "grpo", "trl"],
         "base_model": "Qwen/Qwen2.5-Coder-1.5B-Instruct",
     }
-    assert "| all | 25.0% (10/40; 12.5% to 62.5%) | 30.0% (12/40; 15.0% to 65.0%) |" in card.text
-    assert "| test_values | family: lookup | 12.5% (1/8; " in card.text
-    assert "| test_values | difficulty: easy | 90.0% (9/10; " in card.text
+    assert "| all | 10/40 = 25.0% (" in card.text
+    assert "| test_values | family: lookup | 1/8 = 12.5% (" in card.text
+    assert "| test_values | difficulty: easy | 9/10 = 90.0% (" in card.text
     assert "Greedy." in card.text
     assert "Trained for 2 steps. Mean reward: 0.250 in the first, 0.500 in the last." in card.text
     assert '- train: `"data/rl.jsonl"`\n- train_samples: `20`' in card.text
@@ -113,7 +113,7 @@ def test_card_has_both_intervals_the_change_and_a_remark_on_few_databases(run: P
 
     card = ModelCard.load(write_model_card(run, run / "merged")).text
 
-    assert "| all | 25.0% (10/40; 0.0% to 100.0%; by question 14.2% to 40.2%) |" in card
+    assert "| all | 10/40 = 25.0% (0-100; 14-40) |" in card
     assert "- `test_values`: 2 databases are few" in card
     assert "Against the start of training: Of 40 questions, ..." in card
 
@@ -194,7 +194,7 @@ def test_card_written_by_hand_is_known_from_ours(run: Path) -> None:
         ("evaluation.json", "[]", "the JSON value must be an object, got list"),
         ("evaluation.json", '{"sets": {"test": {"overall": {"strict": {}}}}}', "KeyError"),
         ("metrics.jsonl", "{}\nnope\n", "one JSON object a line"),
-        ("comparison.json", '{"base": "a"}', "cannot read the comparison"),
+        ("comparison.json", '{"base": "a"}', "cannot read the scored sets or their comparison"),
         ("audit.json", '{"counts": {"odd": 1}}', "cannot read the JSON of `audit data`"),
         ("config.yaml", "a: [", "cannot parse the YAML"),
         ("config.yaml", "- 1", "a config must be a YAML mapping, got list"),

@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.chat_endpoint import Answer, greedy, served
 from tests.tiny_model import write_adapter, write_model
-from text2sql_grpo.publishing.usage_examples import usage_examples
+from text2sql_grpo.publishing.model_card import usage_examples
 from text2sql_grpo.rollout.chat_format import ChatFormat
 
 SETTINGS: dict[str, Any] = {"max_turn_tokens": 6, "max_turns": 3, "schema_text": "compact"}

@@ -1,21 +1,27 @@
 """Model card of a run, written from its run folder alone."""
 
+import dataclasses
 import json
 import re
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from pprint import pformat
 from typing import Any
 
 import yaml
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
+from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from text2sql_grpo.audit.questions import REASONS
+from text2sql_grpo.environment.prompts import system_text, user_text
+from text2sql_grpo.environment.protocols import TOOLS
+from text2sql_grpo.environment.session import EnvironmentSettings
 from text2sql_grpo.errors import DataError
-from text2sql_grpo.evaluation.statistics import remarks
+from text2sql_grpo.evaluation.statistics import Accuracy, remarks
 from text2sql_grpo.files import draft, read_json, sha256
 from text2sql_grpo.models.sources import KNOWN_GGUF, SMOLLM2, SMOLLM2_HUB_ID
-from text2sql_grpo.publishing.usage_examples import TEMPLATES, usage_examples
+from text2sql_grpo.phrases import many
 from text2sql_grpo.rewards import RewardMix
 from text2sql_grpo.run_folder import (
     COMPARISON,
@@ -25,10 +31,26 @@ from text2sql_grpo.run_folder import (
     read_metrics,
     read_settings,
 )
+from text2sql_grpo.sql.schema import Column, Schema, Table
+from text2sql_grpo.sql.schema_text import schema_text
 
 MARK = "<!-- Written by text2sql-grpo. Remove this line to keep your own edits. -->"
 _PEFT_MARK = "# Model Card for Model ID"  # PEFT's empty template next to an adapter
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_TEMPLATES = Environment(
+    loader=PackageLoader("text2sql_grpo.publishing", ""),
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+    keep_trailing_newline=True,
+)
+_TEMPLATES.filters["many"] = many
+_QUESTION = "How many cities are there?"
+_COLUMNS = (
+    Column("name", "TEXT", is_nullable=True, is_primary_key=False),
+    Column("people", "INTEGER", is_nullable=True, is_primary_key=False),
+)
+_WORLD = Schema((Table("city", _COLUMNS, foreign_keys=(), n_rows=0),), name="world")
 
 
 def write_model_card(
@@ -79,7 +101,7 @@ def write_model_card(
         base_model=base,
         license="apache-2.0" if base in KNOWN_GGUF.values() else None,  # else the base's own, unknown here
     )
-    text = TEMPLATES.get_template("model_card.md.jinja").render(
+    text = _TEMPLATES.get_template("model_card.md.jinja").render(
         front_matter=data.to_yaml(),
         mark=MARK,
         name=name,
@@ -107,6 +129,30 @@ def write_model_card(
     path = folder / "README.md"
     ModelCard(text).save(path)
     return path
+
+
+def usage_examples(settings: Mapping[str, Any], *, repo_id: str, base: str | None, is_adapter: bool) -> str:
+    """Section of a model card, in Markdown.
+
+    Args:
+        settings: Section `environment` of the run's config; missing fields have their defaults.
+        repo_id: Hub id, or a folder.
+        base: Hub id or folder of the adapter's base.
+    """
+    names = {field.name for field in dataclasses.fields(EnvironmentSettings)} - {"observation", "limits"}
+    known = EnvironmentSettings(**{name: settings[name] for name in names if name in settings})
+    messages = [{"role": "user", "content": user_text(_QUESTION, schema_text(_WORLD, known.schema_text))}]
+    if known.instructions:
+        system = system_text(known.protocol, known.max_turns)
+        messages.insert(0, {"role": "system", "content": system})
+    return _TEMPLATES.get_template("usage_examples.md.jinja").render(
+        settings=known,
+        messages=pformat(messages, width=100, sort_dicts=False),
+        tools=pformat(TOOLS, width=100, sort_dicts=False) if known.protocol == "native" else "",
+        repo_id=repo_id,
+        base=base,
+        is_adapter=is_adapter,
+    )
 
 
 def copy_from_run(path: Path, folder: Path) -> None:
@@ -168,28 +214,18 @@ def _evaluation(run: Path, evaluation: dict[str, Any]) -> dict[str, Any]:
     """Rows, remarks and changes of a card; empty without an evaluation."""
     if not evaluation:
         return {}
-    path = run / EVALUATION
+    changes, compared = [], read_json(run / COMPARISON) if (run / COMPARISON).is_file() else None
     try:
         rows = [row for name, scores in evaluation["sets"].items() for row in _rows(name, scores)]
-        changes = []
+        few = remarks(evaluation["sets"])
         if change := evaluation.get("change"):
             changes.append(f"Against the start of training: {change['verdict']}")
-        few = remarks(evaluation["sets"])
+        if compared is not None:
+            changes.append(f"Against `{compared['base']}` on the same questions: {compared['verdict']}")
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise DataError(f"cannot read the scored sets: {error!r} ({path})") from error
-    if compared := _compared(run / COMPARISON):
-        changes.append(compared)
+        places = f"{run / EVALUATION}, {COMPARISON}"
+        raise DataError(f"cannot read the scored sets or their comparison: {error!r} ({places})") from error
     return {"rows": rows, "remarks": few, "changes": changes}
-
-
-def _compared(path: Path) -> str | None:
-    if not path.is_file():
-        return None
-    comparison = read_json(path)
-    try:
-        return f"Against `{comparison['base']}` on the same questions: {comparison['verdict']}"
-    except KeyError as error:
-        raise DataError(f"cannot read the comparison: {error!r} ({path})") from error
 
 
 def _rows(name: str, scores: dict[str, Any]) -> Iterator[list[str]]:
@@ -197,16 +233,4 @@ def _rows(name: str, scores: dict[str, Any]) -> Iterator[list[str]]:
     for group in ("family", "difficulty"):
         parts |= {f"{group}: {key}": part for key, part in scores.get(f"by_{group}", {}).items()}
     for part, gradings in parts.items():
-        yield [name, part, *(_cell(gradings[grading]) for grading in ("strict", "official"))]
-
-
-def _cell(score: dict[str, Any]) -> str:
-    text = f"{score['accuracy']:.1%} ({score['correct']}/{score['total']}; {_bounds(score['interval'])}"
-    if len(score.get("by_database", {})) > 1:
-        text += f"; by question {_bounds(score['naive_interval'])}"
-    return f"{text})"
-
-
-def _bounds(interval: list[float]) -> str:
-    low, high = interval
-    return f"{low:.1%} to {high:.1%}"
+        yield [name, part, *(str(Accuracy.read(gradings[grading])) for grading in ("strict", "official"))]
