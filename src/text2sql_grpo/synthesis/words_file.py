@@ -4,13 +4,14 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from text2sql_grpo.checked import checked
+from text2sql_grpo.checked import Bounds, checked
 from text2sql_grpo.errors import ConfigError, DataError
 from text2sql_grpo.files import parse_yaml
 
 HOLE = "{}"  # in a phrase, where the value stands
+Name = Annotated[str, Bounds(strip_whitespace=True, min_length=1)]
 
 
 @checked
@@ -30,18 +31,12 @@ class Words:
 
     database: str | None = None
     split: Literal["train", "dev", "test"] | None = None
-    tables: dict[str, str | None] = field(default_factory=dict)
-    columns: dict[str, str | None] = field(default_factory=dict)
-    said: dict[str, dict[str, str]] | None = None
+    tables: dict[str, Name | None] = field(default_factory=dict)
+    columns: dict[str, Name | None] = field(default_factory=dict)
+    said: dict[str, dict[str, Name]] | None = None
     clauses: dict[str, list[str] | dict[str, list[str]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        parts: dict[str, Mapping[str, str | None]] = {"tables": self.tables, "columns": self.columns}
-        parts |= {f"said.{place}": dict(forms) for place, forms in (self.said or {}).items()}
-        for part, names in parts.items():
-            for name, text in names.items():
-                if text is not None and not text.strip():
-                    raise ValueError(f"{part}.{name} is empty: null leaves a table or column out")
         for place, phrases in self.clauses.items():
             for phrase in phrases if isinstance(phrases, list) else ():
                 if phrase.count(HOLE) != 1:
