@@ -71,7 +71,6 @@ def load_examples(
         _logger.warning("left out %s in quarantine (%s)", many(len(left_out), "question"), where)
     if left_out and not questions:
         raise DataError(f"every question is in quarantine (at {where})")
-    check_databases(questions, databases)
     large: dict[str, None] | None = {} if leaves_out_large else None
     examples = [question.example for question in questions]
     if check_gold:
@@ -128,16 +127,6 @@ def _place_named(find: Callable[[str], Database], question: Question) -> Databas
         return find(question.example.database)
     except DataError as error:
         raise DataError(f"{error}, for the question at {question.place}") from error
-
-
-def check_databases(questions: Iterable[Question], databases: Databases) -> None:
-    """Refuse questions about a database that is not there.
-
-    Raises:
-        DataError: One is; names its place.
-    """
-    for question in questions:
-        _place_named(databases.address, question)
 
 
 def refuse_hidden(questions: Iterable[Question], refusal: Callable[[str, str], str]) -> None:

@@ -13,7 +13,7 @@ from typing import overload
 
 from text2sql_grpo.data.databases import Databases
 from text2sql_grpo.data.example import Example
-from text2sql_grpo.data.loading import check_databases, checked_golds, refuse_hidden
+from text2sql_grpo.data.loading import checked_golds, refuse_hidden
 from text2sql_grpo.data.question_files import left_out_by_review, only_name, read_line
 from text2sql_grpo.data.question_rows import Question, hub_dataset, is_hub_id
 from text2sql_grpo.errors import DataError
@@ -80,7 +80,6 @@ def load_shards(
     examples = ExamplesOnDisk(files, limit=limit, leave_out=leave_out, database=only_name(databases))
     if not examples:
         raise DataError(f"no questions, or all in quarantine (in {files[0]} and {len(files) - 1} more)")
-    check_databases(examples.questions(), databases)
     for _ in checked_golds(examples.questions(), databases, executor):
         pass
     if refusal is not None:
