@@ -5,7 +5,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from io import StringIO
+from io import BytesIO, StringIO
 from pathlib import Path
 from typing import Any
 
@@ -111,34 +111,49 @@ def _file_rows(source: str | Path) -> _Rows:
         raise DataError(
             f"questions are read from .jsonl, .json, .csv and .tsv, got {path}: load it with `datasets`"
         )
+    if not path.exists() and re.fullmatch(r"[\w-]+/[\w-]+", str(source)):
+        raise DataError(f"cannot read the questions: no file {path}; a dataset of the Hub is hub:{source}")
+    if path.suffix.lower() not in (".json", *_TABLES):
+        return _json_lines(path)
     try:
         text = path.read_text("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        is_id = not path.exists() and re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", str(source))
-        hint = f"; a dataset of the Hub is hub:{source}" if is_id and not path.suffix else ""
-        hint = ": save it as UTF-8" if isinstance(error, UnicodeDecodeError) else hint
+        hint = ": save it as UTF-8" if isinstance(error, UnicodeDecodeError) else ""
         raise DataError(f"cannot read the questions: {error} (at {path}){hint}") from error
-    if path.suffix.lower() == ".json":
-        return _json_list(text, path)
-    return (_csv_rows if path.suffix.lower() in _TABLES else _json_lines)(text, path)
+    return (_json_list if path.suffix.lower() == ".json" else _csv_rows)(text, path)
 
 
-def _json_lines(text: str, path: Path) -> _Rows:
-    lines = text.split("\n")
-    left_out = left_out_by_review(lines)
-    for number, line in enumerate(lines, start=1):
-        if line.strip() and number not in left_out:
-            yield number, f"{path}:{number}", _json_row(line, f"{path}:{number}")
+def _json_lines(path: Path) -> _Rows:
+    for number, _, line in question_lines(path):
+        yield number, f"{path}:{number}", _json_row(line, path, number)
 
 
-def left_out_by_review(lines: Iterable[str]) -> set[int]:
-    """Numbers, from 1, of the JSONL lines of judgements that are wrong or skipped, or were replaced.
+def question_lines(path: Path) -> Iterator[tuple[int, int, bytes]]:
+    """Number from 1, first byte and content of each line of a JSONL file, but for blank and judged ones.
 
-    Of several judgements of one query of a question, the last one counts.
+    Left out are judgements of a review that are wrong or skipped. Of several judgements of one query of a
+    question, the last one counts.
+
+    Raises:
+        DataError: The file cannot be read.
     """
+    try:
+        with path.open("rb") as file:
+            lines = file if file.seekable() else BytesIO(file.read())  # a pipe is read once
+            left_out, offset = _left_out_by_review(lines), 0
+            lines.seek(0)
+            for number, line in enumerate(lines, start=1):
+                if line.strip() and number not in left_out:
+                    yield number, offset, line
+                offset += len(line)
+    except OSError as error:
+        raise DataError(f"cannot read the questions: {error} (at {path})") from error
+
+
+def _left_out_by_review(lines: Iterable[bytes]) -> set[int]:
     left_out, last = set[int](), dict[tuple[str, ...], int]()
     for number, line in enumerate(lines, start=1):
-        if '"verified_at"' not in line:
+        if b'"verified_at"' not in line:
             continue
         with suppress(ValueError, RecursionError):
             row = json.loads(line)
@@ -163,17 +178,18 @@ def read_line(line: bytes, path: Path, number: int, *, database: str | None = No
     Raises:
         DataError: It is no question; names the place.
     """
+    row = _json_row(line, path, number)
+    return row_question(row, number, f"{path}:{number}", origin=path.stem, database=database)
+
+
+def _json_row(line: bytes, path: Path, number: int) -> Any:
     place = f"{path}:{number}"
     try:
         text = line.rstrip(b"\r\n").decode("utf-8-sig" if number == 1 else "utf-8")
     except UnicodeDecodeError as error:
-        raise DataError(f"cannot read the questions: {error} (at {place})") from error
-    return row_question(_json_row(text, place), number, place, origin=path.stem, database=database)
-
-
-def _json_row(line: str, place: str) -> Any:
-    hint = " (.json holds a list)" if line.startswith("[") else ""
-    return parsed_json(line, f"{line[:80]!r} as a JSON object{hint}", place)
+        raise DataError(f"cannot read the questions: {error} (at {place}): save it as UTF-8") from error
+    hint = " (.json holds a list)" if text.startswith("[") else ""
+    return parsed_json(text, f"{text[:80]!r} as a JSON object{hint}", place)
 
 
 def parsed_json(text: str, what: str, place: object) -> Any:

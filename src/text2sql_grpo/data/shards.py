@@ -4,17 +4,14 @@ import glob
 import logging
 import struct
 import zlib
-from array import array
 from collections.abc import Callable, Collection, Iterator, Sequence
-from hashlib import blake2b
-from itertools import pairwise
 from pathlib import Path
 from typing import overload
 
 from text2sql_grpo.data.databases import Databases
 from text2sql_grpo.data.example import Example
 from text2sql_grpo.data.loading import checked_golds, refuse_hidden
-from text2sql_grpo.data.question_files import left_out_by_review, only_name, read_line
+from text2sql_grpo.data.question_files import only_name, question_lines, read_line
 from text2sql_grpo.data.question_rows import Question, hub_dataset, is_hub_id
 from text2sql_grpo.errors import DataError
 from text2sql_grpo.phrases import many
@@ -111,21 +108,22 @@ class ExamplesOnDisk(Sequence[Example]):
         self._database = database
         self._files = [Path(file) for file in files]
         self._index = bytearray()  # a `_LINE` for each question
-        digests = array("Q")
+        seen = set[int]()  # hashes of ids
         num_left_out = 0
-        for shard, number, offset, content in _lines(self._files):
-            if len(digests) == limit:
+        lines = ((shard, line) for shard, path in enumerate(self._files) for line in question_lines(path))
+        for shard, (number, offset, content) in lines:
+            if len(self) == limit:
                 break
-            example = read_line(content, self._files[shard], number, database=database).example
-            if example.id in leave_out:
+            question = read_line(content, self._files[shard], number, database=database)
+            if question.example.id in leave_out:
                 num_left_out += 1
                 continue
+            if hash(question.example.id) in seen:
+                self._refuse_repeated_id(question)
+            seen.add(hash(question.example.id))
             self._index += _LINE.pack(shard, number, offset, zlib.crc32(content))
-            digest = blake2b(example.id.encode(errors="surrogatepass"), digest_size=8).digest()
-            digests.append(int.from_bytes(digest))
         if leave_out:
             _logger.warning("left out %s in quarantine (%s ...)", many(num_left_out, "question"), files[0])
-        self._refuse_repeated_ids(digests)
 
     def __len__(self) -> int:
         return len(self._index) // _LINE.size
@@ -160,30 +158,7 @@ class ExamplesOnDisk(Sequence[Example]):
             )
         return read_line(content, path, number, database=self._database)
 
-    def _refuse_repeated_ids(self, digests: Sequence[int]) -> None:
-        in_order = sorted(digests)
-        repeated = {one for one, other in pairwise(in_order) if one == other}
-        places: dict[str, str] = {}
-        for i in (i for i, digest in enumerate(digests) if digest in repeated):
-            example, place, _ = self._question(i)
-            if example.id in places:
-                raise DataError(
-                    f"id {example.id!r} is used twice (at {place}, first at {places[example.id]})"
-                )
-            places[example.id] = place
-
-
-def _lines(files: Sequence[Path]) -> Iterator[tuple[int, int, int, bytes]]:
-    """Index of its file, number from 1, first byte and content of each line of a question."""
-    for shard, path in enumerate(files):
-        offset = 0
-        try:
-            with path.open(encoding="utf-8-sig", errors="replace", newline="\n") as lines:
-                left_out = left_out_by_review(lines)
-            with path.open("rb") as file:
-                for number, content in enumerate(file, start=1):
-                    if content.strip() and number not in left_out:
-                        yield shard, number, offset, content
-                    offset += len(content)
-        except OSError as error:
-            raise DataError(f"cannot read the questions: {error} (at {path})") from error
+    def _refuse_repeated_id(self, question: Question) -> None:
+        for example, place, _ in self.questions():
+            if example.id == question.example.id:
+                raise DataError(f"id {example.id!r} is used twice (at {question.place}, first at {place})")
