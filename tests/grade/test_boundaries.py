@@ -11,7 +11,6 @@ from text2sql_grpo.grading.base_sample import DatabaseSample, sample_of
 from text2sql_grpo.grading.boundaries import probes, with_equal_amounts
 from text2sql_grpo.grading.gold_query import GoldQuery, read_gold
 from text2sql_grpo.grading.materialise import materialise
-from text2sql_grpo.sql.executor import fingerprint
 
 SCRIPT = """
 CREATE TABLE client (id INTEGER PRIMARY KEY, name TEXT, allowed INTEGER NOT NULL CHECK (allowed > 0));
@@ -40,7 +39,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> DatabaseSample:
         connection.executescript(SCRIPT)
         connection.executemany("INSERT INTO client VALUES (?, ?, ?)", clients)
         connection.executemany("INSERT INTO job VALUES (?, ?, ?, ?, ?, ?)", jobs)
-    return sample_of(path, fingerprint(path))
+    return sample_of(path)
 
 
 def read(base: DatabaseSample, sql: str) -> GoldQuery:

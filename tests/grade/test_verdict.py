@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from text2sql_grpo.errors import DataError
-from text2sql_grpo.grading import Grader, Verdict
+from text2sql_grpo.grading import Grader, Verdict, verdict
 from text2sql_grpo.sql.executor import SQLExecutor
 from text2sql_grpo.sql.outcome import Limits
 
@@ -66,9 +66,10 @@ def test_same_gold_on_two_databases_is_not_confused(database: Path, tmp_path: Pa
         assert not grader.grade(other, "SELECT max(a) FROM t", "SELECT 2").strict
 
 
-def test_least_recently_used_gold_is_dropped(database: Path) -> None:
+def test_least_recently_used_gold_is_dropped(database: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verdict, "MAX_GOLD_BYTES", 20)  # two results of one number
     with SQLExecutor() as executor:
-        grader = Grader(executor, max_gold_bytes=20)  # two results of one number
+        grader = Grader(executor)
         for gold, queries in [
             ("SELECT 1", 1),
             ("SELECT 2", 2),
@@ -90,8 +91,8 @@ def test_failed_gold_is_asked_again(database: Path) -> None:
 
 
 def test_limits_reach_the_executor(database: Path) -> None:
-    with SQLExecutor() as executor:
-        grader = Grader(executor, limits=Limits(max_rows=1))
+    with SQLExecutor(Limits(max_rows=1)) as executor:
+        grader = Grader(executor)
         assert grader.grade(database, "SELECT max(a) FROM t", "SELECT a FROM t").reason == "truncated"
         assert grader.grade(database, "SELECT random()", "SELECT a FROM t").reason == "truncated"
         assert grader.grade(database, "SELECT random() FROM t", "SELECT a FROM t").reason == "gold_failed"

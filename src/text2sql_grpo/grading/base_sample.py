@@ -24,6 +24,7 @@ from text2sql_grpo.errors import DataError
 from text2sql_grpo.grading.near_values import DateFormat, common_parts, date_format, shape
 from text2sql_grpo.grading.nested import Nested, read_nested
 from text2sql_grpo.grading.query_values import literal_value
+from text2sql_grpo.sql.executor import fingerprint
 from text2sql_grpo.sql.outcome import Cell, Row
 from text2sql_grpo.sql.query import read_query
 from text2sql_grpo.sql.schema import Schema, Table, read_schema
@@ -366,13 +367,13 @@ def read_sample(database: Path) -> DatabaseSample:
     return DatabaseSample(schema, statements, views, parents_first(tables))
 
 
-@lru_cache(maxsize=32)
-def sample_of(database: Path, version: object) -> DatabaseSample:
-    """Sample of a SQLite file, read again for another version: its `executor.fingerprint`.
+def sample_of(database: Path) -> DatabaseSample:
+    """Sample as of `read_sample`, which is read again if the file changes."""
+    return _sample_of_version(database, fingerprint(database))
 
-    Raises:
-        DataError: As of `read_sample`.
-    """
+
+@lru_cache(maxsize=32)
+def _sample_of_version(database: Path, version: object) -> DatabaseSample:
     return read_sample(database)
 
 

@@ -4,7 +4,6 @@ The gold query is checked again on each copy, and only results of the engine dec
 """
 
 import sqlite3
-import tempfile
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from functools import partial
@@ -30,12 +29,13 @@ from text2sql_grpo.grading.search import (
     Suite,
     draw_databases,
     gap_of,
+    new_folder,
 )
 from text2sql_grpo.grading.translation import is_rough
 from text2sql_grpo.sql.address import Database, Kind, parse_address
 from text2sql_grpo.sql.executor import SQLExecutor, fingerprint
 from text2sql_grpo.sql.lru import Lru
-from text2sql_grpo.sql.outcome import ExecutionOutcome, Limits
+from text2sql_grpo.sql.outcome import ExecutionOutcome
 from text2sql_grpo.sql.query import read_query
 from text2sql_grpo.sql.schema import read_schema
 
@@ -54,7 +54,6 @@ class EngineSuites:
         counterexamples: Callable[..., Generator[Path]],
         *,
         size: int,
-        limits: Limits | None,
         url: str,
     ) -> None:
         """Make one; nothing is started yet.
@@ -65,7 +64,6 @@ class EngineSuites:
             scratch: Where candidates are kept for a moment.
             counterexamples: `find_counterexamples` with the executor and its settings.
             size: Maximum number of test databases of a gold query.
-            limits: Limits of a query; None for the executor's.
             url: URL of a superuser of a PostgreSQL server, which holds the copies; empty for a private one.
         """
         self._executor = executor
@@ -73,7 +71,6 @@ class EngineSuites:
         self._scratch = scratch
         self._counterexamples = counterexamples
         self._size = size
-        self._limits = limits
         self._url = url
         self._lock = RLock()
         self._engines: dict[Kind, CopyEngine] = {}
@@ -143,7 +140,7 @@ class EngineSuites:
         copies: list[tuple[bool, bool, str]] = []  # the best ones are the smallest
         for path in chain(map(Path, found.databases), self._drawn(mirror, native)):
             url = self._copied(path, mirror, database)
-            known = GoldResult.of(self._executor, url, gold_sql, limits=self._limits)
+            known = GoldResult.of(self._executor, url, gold_sql)
             is_sound = self._is_sound(known, url, mirror.dialect)
             if not is_sound or not (
                 path in found.databases or self._is_stable(known, path, mirror, database)
@@ -176,17 +173,16 @@ class EngineSuites:
             trees = [read_query(sql, mirror.dialect).tree for sql in (gold_sql, answer_sql)]
             is_alike = is_alike and trees[0] == trees[1]
         n_tried, time = 0, SearchTime()
-        with new_folder(self._scratch) as folder:
-            base = sample_of(mirror.path, fingerprint(mirror.path))
-            found = self._counterexamples(mirror.path, base, gold, answer, Path(folder), native=native)
-            try:
-                with closing(found):
-                    for path in islice(found, N_CONFIRMED if is_alike else None):
-                        n_tried += 1
-                        if self._is_confirmed(path, mirror, database, gold_sql, answer_sql, time):
-                            return True
-            except NoCandidateError:
-                is_alike = False
+        try:
+            with closing(
+                self._counterexamples(mirror.path, gold, answer, self._scratch, native=native)
+            ) as found:
+                for path in islice(found, N_CONFIRMED if is_alike else None):
+                    n_tried += 1
+                    if self._is_confirmed(path, mirror, database, gold_sql, answer_sql, time):
+                        return True
+        except NoCandidateError:
+            is_alike = False
         drawn = () if is_alike else islice(self._drawn(mirror, native), max(0, N_DRAWN - n_tried))
         return any(self._is_confirmed(path, mirror, database, gold_sql, answer_sql, time) for path in drawn)
 
@@ -201,8 +197,8 @@ class EngineSuites:
             return False
         translated = [mirror.in_sqlite(sql) or sql for sql in queries]
         source, sql = (database, gold_sql) if mirror.is_whole else (mirror.path, translated[0])
-        known = GoldResult.of(self._executor, source, sql, limits=self._limits)
-        outcomes = [self._executor.execute(mirror.path, one, limits=self._limits) for one in translated]
+        known = GoldResult.of(self._executor, source, sql)
+        outcomes = [self._executor.execute(mirror.path, one) for one in translated]
         return known.is_usable and all(map(known.accepts, outcomes, translated))
 
     def _is_confirmed(
@@ -211,8 +207,8 @@ class EngineSuites:
         """True if a copy of a candidate refutes the answer on the engine; raises SlowAnswerError."""
         url = self._copied(path, mirror, database)
         try:
-            gold = GoldResult.of(self._executor, url, gold_sql, limits=self._limits)
-            outcome = self._executor.execute(url, answer_sql, limits=self._limits)
+            gold = GoldResult.of(self._executor, url, gold_sql)
+            outcome = self._executor.execute(url, answer_sql)
             is_other = gold.outcome.is_ok and not gold.accepts(outcome, answer_sql, may_find_nothing=True)
             is_sound = is_other and self._is_sound(gold, url, mirror.dialect)
             if is_sound and self._is_stable(gold, path, mirror, database):
@@ -229,11 +225,10 @@ class EngineSuites:
 
     def _drawn(self, mirror: Mirror, queries: Native) -> Iterator[Path]:
         """Random databases for queries that SQLite cannot run."""
-        base = sample_of(mirror.path, fingerprint(mirror.path))
         with new_folder(self._scratch) as folder:
-            for number, content in enumerate(draw_databases(mirror.path, base, queries, size=N_DRAWN)):
-                path = Path(folder) / f"{number}.sqlite"
-                materialise(base, content, path).close()
+            for number, content in enumerate(draw_databases(mirror.path, queries, size=N_DRAWN)):
+                path = folder / f"{number}.sqlite"
+                materialise(sample_of(mirror.path), content, path).close()
                 yield path
 
     def _is_sound(self, gold: GoldResult, url: str, dialect: str) -> bool:
@@ -242,27 +237,20 @@ class EngineSuites:
         if not gold.outcome.is_ok or gold.outcome.is_truncated or not isinstance(tree, exp.Query):
             return False
         others = (sql for sql in with_ties_decided(tree, dialect) if sql != tree.sql(dialect))
-        run = partial(self._executor.execute, url, limits=self._limits)
+        run = partial(self._executor.execute, url)
         return all(gold.accepts(run(sql), sql) for sql in others)  # in turn: one worker opens the copy
 
     def _is_stable(self, gold: GoldResult, path: Path, mirror: Mirror, database: Database) -> bool:
         """True if a gold query returns the same on a copy with the rows in the reverse order."""
         turned = path.with_suffix(".turned.sqlite")
-        base = sample_of(mirror.path, fingerprint(mirror.path))
         with closing(sqlite3.connect(path)) as built:
-            reversed_copy(base, built, turned).close()
+            reversed_copy(sample_of(mirror.path), built, turned).close()
         url = self._copied(turned, mirror, database)
         try:
-            return gold.accepts(self._executor.execute(url, gold.sql, limits=self._limits), gold.sql)
+            return gold.accepts(self._executor.execute(url, gold.sql), gold.sql)
         finally:
             self.drop(url)
             turned.unlink()
-
-
-def new_folder(scratch: Path) -> tempfile.TemporaryDirectory[str]:
-    """Temporary folder for candidates."""
-    scratch.mkdir(exist_ok=True)  # a forked process that ended has removed it
-    return tempfile.TemporaryDirectory(dir=scratch)
 
 
 def _copy_engine(kind: Kind, folder: Path, url: str) -> CopyEngine:

@@ -7,9 +7,10 @@ literals and columns. Only the tables that the queries read, and the tables that
 
 import math
 import re
+import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache, partial
 from itertools import chain, islice
@@ -17,7 +18,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from text2sql_grpo.grading.base_sample import DatabaseSample, with_identifiers, with_links
+from text2sql_grpo.grading.base_sample import DatabaseSample, sample_of, with_identifiers, with_links
 from text2sql_grpo.grading.boundaries import probes, with_equal_amounts
 from text2sql_grpo.grading.gold_query import GoldQuery, read_gold, why_unread
 from text2sql_grpo.grading.gold_result import GoldResult, with_ties_decided
@@ -35,7 +36,7 @@ from text2sql_grpo.grading.perturb import Recipe, draw_rows
 from text2sql_grpo.grading.query_columns import ColumnRef
 from text2sql_grpo.sql.address import Database
 from text2sql_grpo.sql.executor import SQLExecutor
-from text2sql_grpo.sql.outcome import ExecutionOutcome, Limits
+from text2sql_grpo.sql.outcome import ExecutionOutcome
 from text2sql_grpo.sql.query import lexemes, literals
 
 MAX_TRIES = 72  # databases drawn for one gold query
@@ -198,7 +199,6 @@ def drawn_databases(
 
 def find_test_databases(
     database: Path,
-    base: DatabaseSample,
     gold_sql: str,
     answer: ExecutionOutcome,
     *,
@@ -206,6 +206,7 @@ def find_test_databases(
     native: Native | None = None,
 ) -> Found:
     """Find at most `size` test databases of a gold query, whose result on the database is `answer`."""
+    base = sample_of(database)
     gold = read_gold(gold_sql, base.schema, base.views)
     if gold is None:
         return Found((), base, why_unread(gold_sql) or "it reads no table whose columns are known", {})
@@ -255,8 +256,9 @@ def _relied_on(
 _restricted = lru_cache(maxsize=N_SAMPLES)(DatabaseSample.restricted)
 
 
-def draw_databases(database: Path, base: DatabaseSample, queries: Native, *, size: int) -> Iterator[Content]:
+def draw_databases(database: Path, queries: Native, *, size: int) -> Iterator[Content]:
     """Rows of random databases for a gold query, and perhaps an answer, that SQLite cannot run."""
+    base = sample_of(database)
     gold, answer = (_read(base, sql, queries.dialect) for sql in (queries.gold, queries.answer))
     if gold is None:
         return
@@ -266,6 +268,14 @@ def draw_databases(database: Path, base: DatabaseSample, queries: Native, *, siz
     for recipe in _recipes_for_answer(rng, gold)[:size]:
         larger = replace(recipe, rows=min(2 * recipe.rows, MAX_LARGE))  # as the databases are few
         yield draw_rows(base, gold, rng, larger)
+
+
+@contextmanager
+def new_folder(scratch: Path) -> Iterator[Path]:
+    """Temporary folder for candidates."""
+    scratch.mkdir(exist_ok=True)  # a forked process that ended has removed it
+    with tempfile.TemporaryDirectory(dir=scratch) as folder:
+        yield Path(folder)
 
 
 def gap_of(kills_hard_coded: Sequence[bool], returns_nothing: Sequence[bool], size: int) -> str:
@@ -289,26 +299,24 @@ def gap_of(kills_hard_coded: Sequence[bool], returns_nothing: Sequence[bool], si
 def find_counterexamples(
     executor: SQLExecutor,
     database: Path,
-    base: DatabaseSample,
     gold_sql: str,
     answer_sql: str,
-    folder: Path,
+    scratch: Path,
     *,
-    limits: Limits | None,
     declared_nulls: bool = False,
     native: Native | None = None,
 ) -> Generator[Path]:
     """Yield small databases on which an answer has another result than the gold query.
 
     Args:
-        folder: An empty folder for their files.
-        limits: Limits of the answer; None for the executor's.
+        scratch: Where their files are kept until the search ends.
         declared_nulls: True to draw some with NULLs in columns that may be NULL, and never are.
 
     Raises:
         NoCandidateError: The gold query runs on none of the candidates.
         SlowAnswerError: The answer runs too long to be tried on all of them.
     """
+    base = sample_of(database)
     gold = read_gold(gold_sql, base.schema, base.views)
     answer = read_gold(answer_sql, base.schema, base.views)
     if gold is None or (answer is not None and answer.tree == gold.tree):
@@ -335,7 +343,7 @@ def find_counterexamples(
         nulls = read.with_nulls()
         more = (replace(Recipe.drawn(rng), nulls=0.3) for _ in range(N_WITH_NULLS))
         contents = chain(contents, (draw_rows(nulls, seeds, rng, recipe) for recipe in more))
-    with ExitStack() as stack:
+    with new_folder(scratch) as folder, ExitStack() as stack:
         candidates: list[Drawn] = []
         for drawn in drawn_databases(read, contents, gold, gold_sql, folder=folder, only_stable=False):
             stack.callback(drawn.connection.close)
@@ -345,7 +353,7 @@ def find_counterexamples(
         time = SearchTime()
         tries = chain(((drawn, drawn.path) for drawn in candidates), _reversed(read, candidates, answer_sql))
         while some := list(islice(tries, N_AT_ONCE)):
-            outcomes = executor.execute_many([(path, answer_sql) for _, path in some], limits=limits)
+            outcomes = executor.execute_many([(path, answer_sql) for _, path in some])
             for (drawn, path), outcome in zip(some, outcomes, strict=True):
                 is_refused = not drawn.gold.accepts(outcome, may_find_nothing=True)
                 if is_refused and (path == drawn.path or outcome.is_ok) and drawn.is_stable():

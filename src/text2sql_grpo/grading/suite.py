@@ -27,8 +27,8 @@ from threading import RLock
 
 from text2sql_grpo.errors import ConfigError, DataError, RunError
 from text2sql_grpo.files import prune_once, sha256
-from text2sql_grpo.grading.base_sample import DatabaseSample, SlowExpressionsError, sample_of
-from text2sql_grpo.grading.engine_suites import EngineSuites, new_folder
+from text2sql_grpo.grading.base_sample import DatabaseSample, SlowExpressionsError
+from text2sql_grpo.grading.engine_suites import EngineSuites
 from text2sql_grpo.grading.gold_query import why_unread
 from text2sql_grpo.grading.materialise import Content, materialise
 from text2sql_grpo.grading.search import (
@@ -44,7 +44,6 @@ from text2sql_grpo.grading.strict import compare_strict
 from text2sql_grpo.sql.address import Database, Kind, parse_address
 from text2sql_grpo.sql.executor import SQLExecutor, fingerprint
 from text2sql_grpo.sql.lru import Lru
-from text2sql_grpo.sql.outcome import Limits
 from text2sql_grpo.sql.sqlite_file import Fingerprint, fingerprint_of
 
 MAX_DATABASES = 4
@@ -93,7 +92,6 @@ class TestSuite:
         folder: Path,
         *,
         size: int = MAX_DATABASES,
-        limits: Limits | None = None,
         url: str = "",
         declared_nulls: bool = False,
     ) -> None:
@@ -103,7 +101,6 @@ class TestSuite:
             executor: Runs queries.
             folder: Where test databases are kept.
             size: Maximum number of test databases of a gold query.
-            limits: Limits of a query; None for the executor's.
             url: URL of a superuser of a PostgreSQL server, which holds the copies; empty for a private one.
             declared_nulls: True to try NULLs in columns that may be NULL, and never are, in counterexamples.
         """
@@ -112,7 +109,6 @@ class TestSuite:
         self.n_tried = 0
         self._executor = executor
         self._folder = folder
-        self._limits = limits
         self._scratch = Path(tempfile.mkdtemp(prefix="text2sql-grpo-candidates-"))
         weakref.finalize(self, shutil.rmtree, self._scratch, ignore_errors=True)
         for own in (folder, self._scratch):
@@ -120,11 +116,9 @@ class TestSuite:
         self._lock = RLock()
         self._known = {kind: Lru[tuple[Database, object, str], Suite](n) for kind, n in MAX_SUITES.items()}
         self._tried: Lru[tuple[Database, object, str, str], Trial] = Lru(MAX_TRIALS)
-        self._counterexamples = partial(
-            find_counterexamples, executor, limits=limits, declared_nulls=declared_nulls
-        )
+        self._counterexamples = partial(find_counterexamples, executor, declared_nulls=declared_nulls)
         self._engines = EngineSuites(
-            executor, folder, self._scratch, self._counterexamples, size=size, limits=limits, url=url
+            executor, folder, self._scratch, self._counterexamples, size=size, url=url
         )
 
     def check(self, database: Database) -> None:
@@ -198,11 +192,8 @@ class TestSuite:
             is_refuted = self._engines.is_refuted(database, gold_sql, answer_sql)
         else:
             path = Path(address.location)
-            base = sample_of(path, fingerprint(path))
-            with new_folder(self._scratch) as folder:
-                found = self._counterexamples(path, base, gold_sql, answer_sql, Path(folder))
-                with closing(found):
-                    is_refuted = any(True for _ in found)
+            with closing(self._counterexamples(path, gold_sql, answer_sql, self._scratch)) as found:
+                is_refuted = any(True for _ in found)
         unread = why_unread(answer_sql, address.dialect)
         return Trial(is_refuted, f"the answer was searched by its tokens: {unread}" if unread else "")
 
@@ -212,11 +203,11 @@ class TestSuite:
             address = parse_address(database)
             if address.engine.needs_mirror:
                 self._engines.mirror(database)  # which fails first where none can be made
-            answer = self._executor.execute(database, gold_sql, limits=self._limits)
+            answer = self._executor.execute(database, gold_sql)
             if not answer.is_ok or answer.is_truncated:
                 return Suite(gap=FAILED)
             if answer.is_volatile:
-                again = self._executor.execute_many([(database, gold_sql)] * RERUNS, limits=self._limits)
+                again = self._executor.execute_many([(database, gold_sql)] * RERUNS)
                 if any(not a.is_ok or compare_strict(answer, a, ordered=False) != "equal" for a in again):
                     return Suite(gap="the gold query returns other rows when it runs again")
             if address.engine.needs_mirror:
@@ -245,11 +236,10 @@ class TestSuite:
         known = _read_suite(folder)
         if known is not None:
             return known
-        answer = self._executor.execute(database, gold_sql, limits=self._limits)
+        answer = self._executor.execute(database, gold_sql)
         if not answer.is_ok or answer.is_truncated:
             return Suite(gap=FAILED)
-        base = sample_of(database, fingerprint(database))
-        found = find_test_databases(database, base, gold_sql, answer, size=self.size, native=native)
+        found = find_test_databases(database, gold_sql, answer, size=self.size, native=native)
         self.n_searched += 1
         if not found.contents:
             return Suite(gap=found.gap)

@@ -16,7 +16,7 @@ from text2sql_grpo.grading.suite import TestSuite, Trial
 from text2sql_grpo.sql.address import Database
 from text2sql_grpo.sql.executor import SQLExecutor
 from text2sql_grpo.sql.lru import Lru
-from text2sql_grpo.sql.outcome import ExecutionOutcome, Limits
+from text2sql_grpo.sql.outcome import ExecutionOutcome
 
 MAX_READINGS = 3  # of gold queries and answers, where the database changes between the two
 MAX_SUITES_AT_ONCE = 32  # whose databases are read together; PostgreSQL's are dropped when others come
@@ -89,7 +89,7 @@ class Verdict:
 
 
 class Grader:
-    """Grader by execution, with a cache of gold queries' results, of at most `max_gold_bytes`.
+    """Grader by execution, with a cache of gold queries' results, of at most `MAX_GOLD_BYTES`.
 
     With a test suite, a prediction that is right on the database must also have the gold query's result on
     each of its test databases, and on candidates drawn for the prediction; a wrong one costs nothing more.
@@ -104,20 +104,12 @@ class Grader:
         changed_golds: Databases and gold queries that returned another result, or failed, at a later time.
     """
 
-    def __init__(
-        self,
-        executor: SQLExecutor,
-        *,
-        suite: TestSuite | None = None,
-        limits: Limits | None = None,
-        max_gold_bytes: int = MAX_GOLD_BYTES,
-    ) -> None:
+    def __init__(self, executor: SQLExecutor, *, suite: TestSuite | None = None) -> None:
         self.suite = suite
         self.accepted: Counter[str] = Counter()
         self.changed_golds: set[tuple[Database, str]] = set()
         self._executor = executor
-        self._limits = limits
-        self._golds: Lru[tuple[Database, str], tuple[GoldResult, object]] = Lru(max_gold_bytes)
+        self._golds: Lru[tuple[Database, str], tuple[GoldResult, object]] = Lru(MAX_GOLD_BYTES)
         self._lock = Lock()
 
     def grade(
@@ -172,7 +164,7 @@ class Grader:
                 found[index] = (golds, None)
                 if one.sql is not None and golds[0].is_usable:
                     asked.append((index, (one.database, one.sql)))
-            outcomes = self._executor.execute_many([query for _, query in asked], limits=self._limits)
+            outcomes = self._executor.execute_many([query for _, query in asked])
             for (index, _), outcome in zip(asked, outcomes, strict=True):
                 found[index] = (found[index][0], outcome)
             changed = {
@@ -201,7 +193,7 @@ class Grader:
             if sql is not None
             for test_database in suite.databases
         ]
-        outcomes = iter(self._executor.execute_many(queries, limits=self._limits))
+        outcomes = iter(self._executor.execute_many(queries))
         gaps: list[str | None] = []
         for (database, gold_sql, _), sql, suite in zip(asked, judged, suites, strict=True):
             if sql is None:
@@ -230,7 +222,7 @@ class Grader:
             known, known_version = self._golds.get(key) or (None, None)
             if known is not None and version in (None, known_version):
                 return known
-        gold = GoldResult.of(self._executor, database, gold_sql, limits=self._limits)
+        gold = GoldResult.of(self._executor, database, gold_sql)
         differs = known is not None and not known.accepts(gold.outcome, gold_sql)
         if gold.outcome.status in ("ok", "error") and differs and key not in self.changed_golds:
             _logger.warning("The database changed: this gold query has another result now: %s", gold_sql)
