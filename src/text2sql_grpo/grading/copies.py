@@ -26,14 +26,7 @@ class ScriptStep(NamedTuple):
 
 
 class CopyEngine(Protocol):
-    """Maker of test databases of one engine."""
-
-    def check(self) -> None:
-        """Fail if no database can be made here.
-
-        Raises:
-            ConfigError: With the reason.
-        """
+    """Maker of test databases of one engine; its constructor raises ConfigError if none can be made here."""
 
     def catalogue(self, executor: SQLExecutor, database: Database) -> Catalogue:
         """Read how a database is made."""

@@ -64,9 +64,6 @@ class DuckDBCopies:
         self._folder = folder
         self._connection = duckdb.connect(":memory:", config=_CONFIG)  # attaches one file after the other
 
-    def check(self) -> None:
-        """See `copies.CopyEngine`."""
-
     def catalogue(self, executor: SQLExecutor, database: Database) -> Catalogue:
         """See `copies.CopyEngine`."""
         foreign_keys = read(executor, database, _FOREIGN_KEYS)

@@ -78,7 +78,7 @@ class EngineSuites:
         self._mirrors: Lru[tuple[Database, object], Mirror] = Lru(256)
 
     def engine(self, database: Database) -> CopyEngine:
-        """Maker of copies for a database; once it fails, it is not tried again.
+        """Maker of copies for a database; if it cannot be made, it is not tried again.
 
         Raises:
             ConfigError: Such databases cannot be copied on this machine.
@@ -87,13 +87,12 @@ class EngineSuites:
         with self._lock:
             if kind in self._missing:
                 raise ConfigError(self._missing[kind])
-            try:
-                if kind not in self._engines:
+            if kind not in self._engines:
+                try:
                     self._engines[kind] = _copy_engine(kind, self._folder, self._url)
-                self._engines[kind].check()
-            except ConfigError as error:
-                self._missing[kind] = str(error)
-                raise
+                except ConfigError as error:
+                    self._missing[kind] = str(error)
+                    raise
             return self._engines[kind]
 
     def mirror(self, database: Database) -> Mirror:

@@ -114,6 +114,9 @@ class PostgresCopies:
     Args:
         cache: Parent of the private server's folder.
         url: URL of a superuser of another server; empty for the private one.
+
+    Raises:
+        ConfigError: The server cannot be started or used.
     """
 
     def __init__(self, cache: Path, url: str = "") -> None:
@@ -126,9 +129,6 @@ class PostgresCopies:
         self._spares: dict[_Template, str] = {}
         self._numbers = count()
         self._token = secrets.token_hex(4)
-
-    def check(self) -> None:
-        """See `copies.CopyEngine`."""
         self._admin()
 
     def catalogue(self, executor: SQLExecutor, database: Database) -> Catalogue:
