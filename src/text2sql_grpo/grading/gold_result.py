@@ -6,7 +6,6 @@ So it is run once more without LIMIT, with its sort keys as extra columns and ea
 
 import math
 import re
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -23,6 +22,7 @@ from text2sql_grpo.grading.strict import (
     compare_strict,
     find_nothing,
     has_top_level_order,
+    rows_agree,
 )
 from text2sql_grpo.sql.address import Database, parse_address
 from text2sql_grpo.sql.engines import DIALECTS
@@ -315,19 +315,14 @@ def _keys_tie(left: Cell, right: Cell) -> bool:
     return left == right
 
 
-def _explains(groups: Sequence[TieGroup], rows: Sequence[Row], widened: WidenedQuery) -> bool:
+def _explains(groups: Sequence[TieGroup], rows: tuple[Row, ...], widened: WidenedQuery) -> bool:
     if sum(group.n_taken for group in groups) != len(rows):
         return False
     if widened.is_distinct:
         known = [row for group in groups for row in group.rows]
         if len(set(known)) < len(known):  # a row with several keys: its place is not defined
             return False
-    start = 0
-    for group in groups:
-        if not Counter(rows[start : start + group.n_taken]) <= Counter(group.rows):
-            return False
-        start += group.n_taken
-    return True
+    return rows_agree(groups, rows)
 
 
 def with_ties_decided(tree: exp.Query, dialect: str = "sqlite") -> tuple[str, ...]:
