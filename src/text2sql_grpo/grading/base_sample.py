@@ -127,6 +127,16 @@ class TableSample:
     rows: tuple[Row, ...]
     declared_nullable: frozenset[int] = frozenset()
 
+    @cached_property
+    def in_keys(self) -> frozenset[int]:
+        """Columns of the keys."""
+        return frozenset(place for key in self.keys for place in key)
+
+    @cached_property
+    def referring(self) -> frozenset[int]:
+        """Columns that refer to a parent."""
+        return frozenset(place for reference in self.references for place in reference.columns)
+
     def refers_once(self, reference: Reference) -> bool:
         """True if no two rows refer to the same parent by it."""
         return any(set(key) <= set(reference.columns) for key in self.keys)
@@ -415,10 +425,9 @@ def with_links(
                 if column not in child.columns or key not in other.columns:
                     continue
                 position = child.columns.index(column)
-                taken = {place for known in child.references for place in known.columns}
                 is_key = (other.columns.index(key),) in other.keys
                 refers_back = name != parent and any(known.parent == name for known in other.references)
-                if not is_key or refers_back or position in taken:
+                if not is_key or refers_back or position in child.referring:
                     continue
                 added = Reference((position,), parent, (key,))
                 if not _exists(connection, child.orphans(added)):

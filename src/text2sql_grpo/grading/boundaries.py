@@ -6,7 +6,7 @@ depend on several rows, so they are computed on a small database, where one cell
 
 import math
 import sqlite3
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -19,7 +19,7 @@ from sqlglot import exp
 from text2sql_grpo.grading.base_sample import DatabaseSample, quoted
 from text2sql_grpo.grading.gold_query import GoldQuery
 from text2sql_grpo.grading.materialise import Content, SmallDatabase, materialise, run_gold
-from text2sql_grpo.grading.near_values import DateFormat
+from text2sql_grpo.grading.near_values import DateFormat, secant
 from text2sql_grpo.grading.query_columns import ColumnRef
 from text2sql_grpo.sql.outcome import Cell, Row
 
@@ -209,7 +209,7 @@ def _free_cells(base: DatabaseSample, name: str, column: str) -> _Cells | None:
     if table is None or column not in table.columns:
         return None
     place = table.columns.index(column)
-    tied = {p for key in table.keys for p in key} | {p for r in table.references for p in r.columns}
+    tied = table.in_keys | table.referring
     if place in tied | table.booleans:
         return None
     if place in table.dates:
@@ -300,8 +300,8 @@ def _meet(connection: SmallDatabase, probe: Probe, cells: _Cells, rng: Random) -
                 return amount - other if _is_number(amount) and _is_number(other) else None
 
             has_rival = rival is not None or not probe.is_ranked
-            solved = _solved(difference, start) if has_rival else None
-            if solved is not None and cells.may_be(solved):
+            solved, rest = secant(difference, start, MAX_STEPS) if has_rival else (start, None)
+            if rest is not None and abs(rest) < NEAR and cells.may_be(solved):
                 rows_at(solved + rng.choice((0, 0, -1, 1)) * 10**-cells.n_digits)
                 met = True
     if not met:
@@ -319,18 +319,6 @@ def _rival(rows: Sequence[Row], place: int, rng: Random) -> int | None:
     if rivals and rng.random() < 0.5:
         return max(rivals, key=lambda other: float(rows[other][-1] or 0))
     return rng.choice(rivals) if rivals else None
-
-
-def _solved(difference: Callable[[float], float | None], start: float) -> float | None:
-    """Number at which a difference is 0, by the secant method; None if none is found."""
-    last, number = start, start + 1
-    low, high = difference(last), difference(number)
-    for _ in range(MAX_STEPS):
-        if low is None or high is None or high in (0, low):
-            break
-        last, number, low = number, number - high * (number - last) / (high - low), high
-        high = difference(number)
-    return number if high is not None and abs(high) < NEAR else None
 
 
 def _is_number(value: Cell) -> TypeGuard[float]:

@@ -3,7 +3,7 @@
 import re
 import string
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -463,6 +463,20 @@ def fitted(
         ]
         found += [rng.choice(fitting)] if (fitting := [option for option in options if fits(option)]) else []
     return found
+
+
+def secant(
+    difference: Callable[[float], float | None], start: float, n_steps: int
+) -> tuple[float, float | None]:
+    """Number near which a difference is 0, if the secant method finds one, and the difference there."""
+    last, number = start, start + 1
+    low, high = difference(last), difference(number)
+    for _ in range(n_steps):
+        if low is None or high is None or high in (0, low):
+            break
+        last, number, low = number, number - high * (number - last) / (high - low), high
+        high = difference(number)
+    return number, high
 
 
 def literally(text: str) -> str:

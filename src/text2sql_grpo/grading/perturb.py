@@ -26,6 +26,7 @@ from text2sql_grpo.grading.near_values import (
     near_values,
     of_other_lengths,
     reshaped,
+    secant,
     with_number,
 )
 from text2sql_grpo.grading.nested import draw_nested
@@ -142,10 +143,9 @@ class _Content:
     def table_rows(self, table: TableSample) -> list[list[Cell]]:
         rows = self._start(table)
         single_keys = {key[0] for key in table.keys if len(key) == 1}
-        referring = {position for reference in table.references for position in reference.columns}
         is_read = table.name in self.gold.tables
         for position, column in enumerate(table.columns):
-            if position in referring:
+            if position in table.referring:
                 continue
             if position in single_keys:
                 self._rekey(table, position, rows)
@@ -162,8 +162,7 @@ class _Content:
         self._step(table, rows)
         self._order(table, rows)
         self._move_apart(table, rows)
-        in_keys = {position for key in table.keys for position in key}
-        for position in sorted(table.nullable - in_keys):
+        for position in sorted(table.nullable - table.in_keys):
             names = self.base.empty_together.get((table.name, table.columns[position].lower()), ())
             others = [p for p in table.nullable if table.columns[p].lower() in names]
             is_asked = (table.name, table.columns[position]) in self.gold.missing
@@ -384,14 +383,13 @@ class _Content:
         Or from that of another row with the same parents: half of the dates of one table, and all where
         the column is compared with itself.
         """
-        in_keys = {position for key in table.keys for position in key}
-        free = [reference.columns for reference in table.references if in_keys.isdisjoint(reference.columns)]
-        referring = {position for reference in table.references for position in reference.columns}
+        own_parents = (reference.columns for reference in table.references)
+        free = [columns for columns in own_parents if table.in_keys.isdisjoint(columns)]
         for position, column in enumerate(table.columns):
             own = table.name, column
             dates, columns = table.dates.get(position), sorted(self._referring(table, position))
             steps = [step for one in columns for step in self.gold.steps.get(one, ())]
-            if not (dates and steps) or position in referring:
+            if not (dates and steps) or position in table.referring:
                 continue
             if self.rng.random() < 0.5:  # else dates next to literals are lost
                 continue
@@ -457,8 +455,7 @@ class _Content:
         own = [(table.name, column) for column in table.columns]
         read = [place for place, column in enumerate(own) if column in self.gold.columns]
         compared = [place for place in read if own[place] in self.gold.literals]
-        keys = {place for key in table.keys for place in key}  # first, as rows refer to them
-        linked = keys | {place for reference in table.references for place in reference.columns}
+        linked = table.in_keys | table.referring
         with row_test(self.base, table.name) as accepts:
             for row in rows:
                 if accepts(row):
@@ -469,7 +466,8 @@ class _Content:
                 donor = donors[shared.index(max(shared))]
                 row[:] = donor
                 places = self.rng.sample(range(len(row)), len(row))
-                places.sort(key=lambda p: (p not in keys, p not in linked, p not in read))
+                # Keys first, as rows refer to them.
+                places.sort(key=lambda p: (p not in table.in_keys, p not in linked, p not in read))
                 refused = set[int]()
                 for place in places * 2:  # what is refused may be accepted behind another cell
                     if place in refused or wanted[place] == row[place]:
@@ -721,8 +719,7 @@ class _Content:
                 aims.setdefault(aim.sql, []).append(aim)
         if not aims or not rows:
             return
-        fixed = table.booleans | table.nested.keys() | {place for key in table.keys for place in key}
-        fixed |= {place for reference in table.references for place in reference.columns}
+        fixed = table.booleans | table.nested.keys() | table.in_keys | table.referring
         with closing(sqlite3.connect(":memory:")) as connection:
             for sql, own in aims.items():
                 values = sorted({aim.value for aim in own})
@@ -776,16 +773,11 @@ class _Content:
             return
         measured = len(start) if isinstance(start, str) and not is_number else start
         try:
-            last = 0.0 if moment else float(measured or 0)
-            t = last + 1.0
-            low, high = value(last), value(t)
-            missed = abs(low) if low is not None else math.inf
-            for _ in range(MAX_STEPS):
-                if low is None or high is None or high == low or high == 0:
-                    break
-                last, t, low = t, t - high * (t - last) / (high - low), high
-                high = value(t)
-            is_near = high is not None and abs(high) <= missed / 2  # else the steps led away from it
+            first = 0.0 if moment else float(measured or 0)
+            missed = value(first)
+            t, rest = secant(value, first, MAX_STEPS)
+            # Else the steps led away from the target.
+            is_near = rest is not None and (missed is None or abs(rest) <= abs(missed) / 2)
             if is_near and math.isfinite(t) and _keeping_sign([cell(t)], known):
                 row[place] = cell(t)
         except (sqlite3.Error, OverflowError, ValueError):  # no number, or out of a range
