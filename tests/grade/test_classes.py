@@ -132,3 +132,16 @@ def test_an_answer_that_is_right_today_only_is_refused(tmp_path: Path, executor:
         (year,) = connection.execute("SELECT CAST(strftime('%Y', 'now') AS INTEGER)").fetchone()
     assert not grader.grade(path, gold.format(year), answer).strict
     assert grader.grade(path, answer, answer.replace("CAST(", "CAST((").replace(" AS", ") AS")).strict
+
+
+def test_a_row_that_another_table_lacks_may_be_named_by_a_text_but_not_lost_by_distinct(
+    tmp_path: Path, executor: SQLExecutor
+) -> None:
+    database = made("sqlite", "heroes", tmp_path)
+    grader = Grader(executor, suite=TestSuite(executor, tmp_path / "cache"))
+    gold = "SELECT name FROM hero WHERE id NOT IN (SELECT hero FROM hero_power)"
+    by_name = (
+        "SELECT name FROM hero WHERE name NOT IN (SELECT h.name FROM hero h JOIN hero_power ON hero = h.id)"
+    )
+    assert grader.grade(database, gold, by_name).strict
+    assert not grader.grade(database, gold, gold.replace("SELECT name", "SELECT DISTINCT name")).strict

@@ -243,6 +243,24 @@ def test_set_operations_and_in_link_columns(schema: Schema) -> None:
 
 
 @pytest.mark.parametrize(
+    ("sql", "identifying"),
+    [
+        ("SELECT name FROM person EXCEPT SELECT note FROM person", {("person", "name")}),
+        ("SELECT note FROM person WHERE name NOT IN (SELECT name FROM person)", {("person", "name")}),
+        ("SELECT name FROM person WHERE code NOT IN (SELECT person FROM visit)", set()),
+        ("SELECT name FROM person WHERE NOT EXISTS (SELECT 1 FROM visit WHERE person = code)", set()),
+        ("SELECT name FROM person LEFT JOIN visit ON person = code WHERE person IS NULL", set()),
+    ],
+)
+def test_rows_that_another_table_lacks_are_identified_by_the_columns_compared(
+    sql: str, identifying: set[tuple[str, str]], schema: Schema
+) -> None:
+    gold = read(sql, schema)
+    assert gold.identifying == identifying
+    assert gold.lacking >= {("person", "name"), ("person", "code")}
+
+
+@pytest.mark.parametrize(
     "sql", ["SELECT 3", "SELECT FROM WHERE", "SELECT a FROM elsewhere", "DELETE FROM city"]
 )
 def test_what_reads_no_known_table_is_no_gold(sql: str, schema: Schema) -> None:

@@ -91,8 +91,10 @@ class GoldQuery:
         ranks_groups: True if it ranks groups, or takes the first of them.
         group_sizes: Integers that a count or a rank is compared with, its LIMITs, and the sizes of its window
             frames.
-        identifying: Columns by whose values it picks rows: compared with texts or with themselves, and all of
-            a table of which it picks the rows that another one lacks.
+        identifying: Columns by whose values it picks rows: compared with texts or with themselves, and those
+            of which EXCEPT removes rows.
+        lacking: All columns of the tables of which it picks the rows that another one lacks: an answer may
+            name such rows by any of them.
         aims: Expressions that it compares with numbers.
         is_recursive: True if a CTE refers to itself.
         missing: Columns that it tests for NULL, the NULLs of outer joins aside.
@@ -123,6 +125,7 @@ class GoldQuery:
     ranks_groups: bool = False
     group_sizes: tuple[int, ...] = ()
     identifying: frozenset[ColumnRef] = frozenset()
+    lacking: frozenset[ColumnRef] = frozenset()
     aims: tuple[Aim, ...] = ()
     is_recursive: bool = False
     missing: frozenset[ColumnRef] = frozenset()
@@ -219,7 +222,8 @@ def read_gold(
         grouped=_columns_in(grouped, columns_compared),
         ranks_groups=tree.find(exp.Group) is not None and tree.find(*_RANKS) is not None,
         group_sizes=tuple(dict.fromkeys(group_sizes)),
-        identifying=frozenset(_identifying(tree, columns_of, declared)),
+        identifying=frozenset(_identifying(tree, columns_of)),
+        lacking=frozenset(_lacking(tree, declared)),
         aims=tuple(dict.fromkeys(_aims(compared, columns_compared))),
         is_recursive=any(part.args.get("recursive") for part in tree.find_all(exp.With)),
         missing=frozenset(_missing(tree, columns_of)),
@@ -276,9 +280,7 @@ def _opposed(tree: exp.Query, columns_of: Mapping[int, ColumnRef]) -> Iterator[t
                 yield columns_of[id(one)], columns_of[id(other)]
 
 
-def _identifying(
-    tree: exp.Query, columns_of: dict[int, ColumnRef], declared: Declared
-) -> Iterator[ColumnRef]:
+def _identifying(tree: exp.Query, columns_of: dict[int, ColumnRef]) -> Iterator[ColumnRef]:
     for node in tree.find_all(exp.EQ, exp.NEQ, exp.In):
         sides = [node.this, node.args.get("expression"), *node.expressions]
         query = node.args.get("query")
@@ -288,13 +290,18 @@ def _identifying(
         is_text = any(isinstance(side, exp.Literal) and side.is_string for side in sides)
         if found and (is_text or found[1:] == found[:1]):
             yield found[0]
-    for query in _lacking(tree):
+    for operation in tree.find_all(exp.Except):
+        yield from columns_among((select.unalias() for select in operation.left.selects), columns_of)
+
+
+def _lacking(tree: exp.Query, declared: Declared) -> Iterator[ColumnRef]:
+    for query in _anti_joins(tree):
         source = query.args.get("from_")
         table, columns = declared.get(source.this.name.lower() if source else "", ("", {}))
         yield from ((table, column) for column in columns.values())
 
 
-def _lacking(tree: exp.Query) -> Iterator[exp.Expr]:
+def _anti_joins(tree: exp.Query) -> Iterator[exp.Expr]:
     """Queries that pick the rows of their first table that another one lacks."""
     yield from (operation.left for operation in tree.find_all(exp.Except))
     for negation in tree.find_all(exp.Not):
