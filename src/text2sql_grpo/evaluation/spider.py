@@ -2,17 +2,12 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+
+from sqlparse.engine import FilterStack
 
 from text2sql_grpo.sql.outcome import ExecutionOutcome, Row
 
-# Tokens as in sqlparse, which the official code uses: comments, quoted text and names, words, the rest.
-_TOKEN = re.compile(
-    r"""(?:--|\#\ )[^\r\n]* | /\*
-      | '(?:''|\\'|[^'])*' | "(?:""|\\"|[^"])*" | `(?:``|[^`])*` | (?<![\w\])])\[[^\]\[]+\]
-      | [$:?@]?\w[$\#\w]* | .""",
-    re.DOTALL | re.VERBOSE,
-)
 _CURRENT_YEAR = re.compile(r"YEAR\s*\(\s*CURDATE\s*\(\s*\)\s*\)\s*", re.IGNORECASE)
 
 
@@ -37,25 +32,9 @@ def spider_text(sql: str, *, keep_distinct: bool) -> str:
 
 
 def _without_distinct(sql: str) -> str:
-    kept, depth = [], 0
-    for token in _tokens(sql.lstrip()):
-        if token.lower() != "distinct":
-            kept.append(token)
-        depth += (token == "(") - (token == ")")
-        if token == ";" and depth <= 0:
-            break
-    return "".join(kept)
-
-
-def _tokens(sql: str) -> Iterator[str]:
-    """Tokens in linear time; the marks of a comment that is not closed are two."""
-    position, last_end = 0, sql.rfind("*/")
-    while found := _TOKEN.match(sql, position):
-        end = found.end()
-        if found.group() == "/*":
-            end = sql.index("*/", end) + 2 if end <= last_end else position + 1
-        yield sql[position:end]
-        position = end
+    """First statement without its DISTINCT tokens; the official code reads SQL by sqlparse too."""
+    first = next(FilterStack().run(sql.lstrip()), ())  # type: ignore[no-untyped-call]
+    return "".join(token.value for token in first if token.value.lower() != "distinct")
 
 
 def spider_order_matters(gold_sql: str) -> bool:
