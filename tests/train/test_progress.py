@@ -41,7 +41,6 @@ def test_time_left_is_shown_within_the_first_step(tmp_path: Path, monkeypatch: p
         if micro_batch < 3:
             shown.on_substep_end(arguments, state, control)
     state.global_step = 1
-    shown.on_step_end(arguments, state, control)
     shown.on_log(arguments, state, control, logs=LOGS)
     assert printed.getvalue().splitlines() == [
         "GRPO 0/10  episodes 4/8",  # too early to tell

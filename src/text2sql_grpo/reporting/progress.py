@@ -19,7 +19,7 @@ from text2sql_grpo.run_folder import METRICS, RunLog, read_metrics
 if TYPE_CHECKING:
     from text2sql_grpo.evaluation.bench import Model
 
-_ROLLOUT_SHARE = 0.4  # of a step's time, until the first step was timed
+_ROLLOUT_SHARE = 0.4  # of a step's time, about
 _LEAST_DONE = 0.3  # steps before the time left is estimated: the first episodes of a run end late
 
 
@@ -86,14 +86,12 @@ class TrainingProgress(TrainerCallback):
         self._steps_before = 0
         self._facts = ""
         self._micro_batches = 0
-        self._step_started = self._played = self._started
-        self._rollout_share = _ROLLOUT_SHARE
 
     def on_train_begin(self, args: Any, state: TrainerState, *_: Any, **kwargs: Any) -> None:
         """Start the bar of a terminal; other outputs get a line now and then instead."""
         rows = [row for row in read_metrics(self._run_log.folder) if row["step"] <= state.global_step]
         self._elapsed_before_s = rows[-1]["elapsed_s"] if rows else 0.0  # of a resumed run
-        self._started = self._step_started = self._played = time.monotonic()
+        self._started = time.monotonic()
         self._steps_before = state.global_step
         if not state.is_world_process_zero:
             return
@@ -105,28 +103,19 @@ class TrainingProgress(TrainerCallback):
             self._bar.start()
 
     def on_step_begin(self, args: Any, state: Any, *_: Any, **kwargs: Any) -> None:
-        """Record the time at which the step begins."""
-        self._step_started = self._played = time.monotonic()
+        """Count the micro-batches of the step from 0."""
         self._micro_batches = 0
 
     def show_episodes(self, done: int, total: int) -> None:
         """Show the number of finished episodes of the step."""
-        self._played = time.monotonic()
-        self._show(self._rollout_share * done / total, f"episodes {done}/{total}")
+        self._show(_ROLLOUT_SHARE * done / total, f"episodes {done}/{total}")
 
     def on_substep_end(self, args: TrainingArguments, state: Any, *_: Any, **kwargs: Any) -> None:
         """Show the number of finished micro-batches of the step."""
         self._micro_batches += 1
         total = args.gradient_accumulation_steps
-        before = self._rollout_share if self._played > self._step_started else 0.0
-        share = before + (1 - before) * self._micro_batches / total
+        share = _ROLLOUT_SHARE + (1 - _ROLLOUT_SHARE) * self._micro_batches / total
         self._show(share, f"micro-batches {self._micro_batches}/{total}")
-
-    def on_step_end(self, args: Any, state: Any, *_: Any, **kwargs: Any) -> None:
-        """Measure the share of rollouts in the time of the step."""
-        now = time.monotonic()
-        if self._played > self._step_started:  # a step may reuse episodes of an earlier one
-            self._rollout_share = (self._played - self._step_started) / max(now - self._step_started, 1e-9)
 
     def on_log(
         self, args: Any, state: TrainerState, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any
