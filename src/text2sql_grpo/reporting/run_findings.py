@@ -265,10 +265,8 @@ def trend(values: Sequence[float]) -> float:
     """
     if len(values) < MIN_STEPS or len(set(values)) == 1:
         return 0.0
-    x = np.arange(len(values)) - (len(values) - 1) / 2
-    y = np.array(values) - np.mean(values)
-    slope = float(x @ y / (x @ x))
-    error = math.sqrt(float(((y - slope * x) ** 2).sum()) / (len(values) - 2) / float(x @ x))
+    (slope, _), covariance = np.polyfit(range(len(values)), values, 1, cov=True)
+    error = math.sqrt(covariance[0, 0])
     return slope / error if error > 1e-12 else math.copysign(math.inf, slope)
 
 
