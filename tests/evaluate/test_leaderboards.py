@@ -66,7 +66,7 @@ def test_a_line_of_livesqlbench_is_one_of_its_questions_with_an_answer(tmp_path:
     assert (read.example.id, read.example.gold_sql) == ("shop_1", example.gold_sql)
 
 
-@pytest.mark.parametrize("ids", [("a", "../b", "c"), ("a", ".b", "c"), ("a", "b/c", "d"), ("a", "a", "b")])
+@pytest.mark.parametrize("ids", [("a", "../b", "c"), ("a", ".b", "c"), ("a", "b/c", "d")])
 def test_ids_that_name_no_file_of_their_own_are_refused(tmp_path: Path, ids: tuple[str, str, str]) -> None:
     with pytest.raises(ConfigError, match="writes a file for each question"):
         export("spider2", answers(*ids), tmp_path / "p")

@@ -479,13 +479,7 @@ def quarantined(config: Config) -> frozenset[str]:
 
 
 def evenly_spaced(examples: Sequence[T], count: int | None) -> list[T]:
-    """`count` examples spread over the whole list, in order; all for None or if there are fewer.
-
-    Raises:
-        DataError: `count` is below 1.
-    """
-    if count is not None and count < 1:
-        raise DataError(f"the number of questions must be >= 1, got {count}")
+    """`count` examples spread over the whole list, in order; all for None or if there are fewer."""
     if count is None or count >= len(examples):
         return list(examples)
     return [examples[i * len(examples) // count] for i in range(count)]

@@ -31,7 +31,7 @@ def export(board: Board, answers: Sequence[Answer], place: Path) -> Path:
         The file or folder that was written.
 
     Raises:
-        ConfigError: Two questions have one id, or an id is no name of a file.
+        ConfigError: An id is no name of a file.
         RunError: It cannot be written.
     """  # noqa: E501 (a table)
     queries = [_one_line(answer.episode.final_sql or "") or NO_ANSWER for answer in answers]
@@ -49,7 +49,12 @@ def export(board: Board, answers: Sequence[Answer], place: Path) -> Path:
         write_jsonl(path, map(_livesql_line, answers, queries))
     else:
         path = place
-        _check_names([answer.example.id for answer in answers])
+        for answer in answers:
+            name = answer.example.id
+            if Path(name).name != name or name.startswith("."):
+                raise ConfigError(
+                    f"--export spider2 writes a file for each question, and an id is no name: {name!r}"
+                )
         path.mkdir(parents=True, exist_ok=True)
         for answer in answers:
             write_text(path / f"{answer.example.id}.sql", f"{answer.episode.final_sql or NO_ANSWER}\n")
@@ -71,16 +76,6 @@ def _livesql_line(answer: Answer, query: str) -> dict[str, object]:
         "test_cases": [],
         "pred_sqls": [query],
     }
-
-
-def _check_names(names: Sequence[str]) -> None:
-    for name in names:
-        if Path(name).name != name or name.startswith("."):
-            raise ConfigError(
-                f"--export spider2 writes a file for each question, and an id is no name: {name!r}"
-            )
-    if len(set(names)) < len(names):
-        raise ConfigError("--export spider2 writes a file for each question, and two have one id")
 
 
 def _one_line(sql: str) -> str:
