@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from tests.scripted_policy import SHOP, ScriptedPolicy
 from tests.tiny_model import write_model, write_tokenizer
@@ -16,6 +15,7 @@ from text2sql_grpo.commands import main
 from text2sql_grpo.evaluation.bench import Asked, Environment
 from text2sql_grpo.evaluation.sampler import Sampler
 from text2sql_grpo.reporting.shown import asked_record, show_asked
+from text2sql_grpo.reporting.terminal import TextConsole
 from text2sql_grpo.rollout.chat_format import ChatFormat
 
 QUESTION = "How many staff has [bold]Lisbon[/bold]?"
@@ -37,7 +37,7 @@ def asked(database: Path, turns: list[str], **settings: Any) -> Asked:
 
 
 def printed(answer: Asked) -> str:
-    console = Console(file=StringIO(), width=80)
+    console = TextConsole(file=StringIO(), width=80)
     show_asked(answer, console)
     return console.file.getvalue()  # type: ignore[attr-defined]
 
@@ -71,9 +71,11 @@ def test_failures_of_the_model_are_printed(database: Path) -> None:
 def test_large_results_markup_and_control_characters(database: Path) -> None:
     many = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 30) SELECT i FROM n"
     assert "20 of 30 rows" in printed(asked(database, [f"<answer>{many}</answer>"]))
-    odd = asked(database, ["<answer>SELECT '[red]' AS \"[b]\", char(27) || '[2J', x'00ff', 9e999</answer>"])
+    odd = asked(
+        database, ["<answer>SELECT '[red] :x:' AS \"[b]\", char(27) || '[2J', x'00ff', 9e999</answer>"]
+    )
     text = printed(odd)
-    assert "[red]" in text and "[b]" in text and "<2 bytes>" in text
+    assert "[red] :x:" in text and "[b]" in text and "<2 bytes>" in text
     assert "\x1b" not in text
     assert json.loads(json.dumps(asked_record(odd), allow_nan=False))["result"]["rows"][0][2:] == [
         "<2 bytes>",

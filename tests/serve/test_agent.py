@@ -10,7 +10,6 @@ from threading import Event
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from tests.chat_endpoint import Answer, served
 from tests.scripted_policy import SHOP, shop
@@ -20,6 +19,7 @@ from text2sql_grpo.environment.episode import Episode
 from text2sql_grpo.errors import ArgumentError, RunError
 from text2sql_grpo.evaluation.endpoint import Endpoint, EndpointFailure
 from text2sql_grpo.evaluation.votes import risk_coverage
+from text2sql_grpo.reporting.terminal import TextConsole
 from text2sql_grpo.serving import agent as serving_agent
 from text2sql_grpo.serving.agent import Agent, Exchange, sure_from
 from text2sql_grpo.serving.ask_session import AskSession
@@ -198,7 +198,7 @@ def test_a_session_on_a_terminal(environment: Any, tmp_path: Path, monkeypatch: 
         "\\quit",
         "never read",
     ]
-    console = Console(file=StringIO(), width=100)
+    console = TextConsole(file=StringIO(), width=100)
     given = iter(lines)
     AskSession(Agent(environment, script, "shop"), console, lambda _: next(given), tmp_path).run()
     out = console.file.getvalue()  # type: ignore[attr-defined]
@@ -226,7 +226,7 @@ def test_a_session_on_a_terminal(environment: Any, tmp_path: Path, monkeypatch: 
 
 @pytest.mark.parametrize("question", ["caf\udce9 orders?", "How many\u202c orders?", "\x07And?"])
 def test_a_first_question_that_cannot_be_read_whole_follows_none(environment: Any, question: str) -> None:
-    console, lines = Console(file=StringIO()), iter([question, "\\quit"])
+    console, lines = TextConsole(file=StringIO()), iter([question, "\\quit"])
     AskSession(Agent(environment, Script(answer(COUNT)), "shop"), console, lambda _: next(lines)).run()
     assert "follows" not in console.file.getvalue()  # type: ignore[attr-defined]
 

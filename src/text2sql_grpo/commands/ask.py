@@ -45,7 +45,7 @@ def ask(
     if question is not None and not question.strip():
         raise DataError("the question is empty")
     run = config_of(model, config)
-    console = quiet_console(highlight=False)
+    console = quiet_console()
     open_address(db)  # fails before anything slow
     with importing():
         from text2sql_grpo.serving.agent import open_agent

@@ -115,13 +115,11 @@ def data(
     if answers is not None:
         console.print(f"suspects: {suspects}, to read: {suspects.with_suffix('.md')}", soft_wrap=True)
     if quarantine is not None:
-        console.print(
-            f"quarantine: {quarantine}  (data.quarantine of a config)", soft_wrap=True, markup=False
-        )
+        console.print(f"quarantine: {quarantine}  (data.quarantine of a config)", soft_wrap=True)
     if failed:
         text = f"golds that fail (error, hidden): {many(len(failed), 'question')}"
         remedy = "--quarantine FILE leaves them out"
-        console.print(f"{text}; {remedy}", style="red", soft_wrap=True, highlight=False)
+        console.print(f"{text}; {remedy}", style="red", soft_wrap=True)
     return 1 if failed else 0
 
 
@@ -138,8 +136,6 @@ def reward(
         seed: Random seed.
         json: Print JSON instead of a report.
     """
-    from rich.text import Text
-
     from text2sql_grpo.audit.rewards import RewardAudit
     from text2sql_grpo.data.question_files import only_name, read_questions
     from text2sql_grpo.data.shards import shard_files
@@ -177,7 +173,7 @@ def reward(
     console = TextConsole()
     console.print(reward_table(found))
     if rewards.warning:
-        console.print(Text(rewards.warning), soft_wrap=True)
+        console.print(rewards.warning, soft_wrap=True)
     show_misjudged(answers, console)
     remark = f" ({audit.left_out} left out)" if audit.left_out else ""
     counted = f"{many(len(answers), 'answer')}, {many(len(examples), 'gold')}"

@@ -50,8 +50,6 @@ def compare(
     with options.writing_to(out):
         options.check_place(out)
         console = options.quiet_console()
-        from rich.text import Text
-
         from text2sql_grpo.evaluation.answers import answers_of_sets, judged, saved_answers, write_answers
         from text2sql_grpo.evaluation.bench import Bench, opened_model
         from text2sql_grpo.evaluation.comparison import compare as compared
@@ -95,7 +93,7 @@ def compare(
         rows = [[row for row in side if (row["set"], row["example"]) in keys] for side in lines]
         page = write_page(out.with_suffix(".html"), comparison_report(out.stem, record, *rows))
         show_comparison(comparison, console)
-        console.print(Text(f"comparison: {out}, with every answer: {page}"), soft_wrap=True)
+        console.print(f"comparison: {out}, with every answer: {page}", soft_wrap=True)
     return 0
 
 
@@ -112,9 +110,9 @@ def compare_runs(folders: Sequence[Path], out: Path | None = None) -> int:
         write_json(out, several.record())
         console = options.quiet_console()
         console.print(runs_table(several))
-        console.print(several.verdict(), markup=False, soft_wrap=True)
+        console.print(several.verdict(), soft_wrap=True)
         page = write_page(out.with_suffix(".html"), *map(run_report, folders))
-        console.print(f"comparison: {out}, with every answer: {page}", markup=False, soft_wrap=True)
+        console.print(f"comparison: {out}, with every answer: {page}", soft_wrap=True)
     return 0
 
 

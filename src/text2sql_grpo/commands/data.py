@@ -61,16 +61,13 @@ def make(
         return 1 if made.lacks else 0
     console = TextConsole()
     show_made(made, console)
-    console.print(
-        f"wrote {many(made.n_questions, 'question')} for {where} to {out}", soft_wrap=True, markup=False
-    )
+    console.print(f"wrote {many(made.n_questions, 'question')} for {where} to {out}", soft_wrap=True)
     return 1 if made.lacks else 0
 
 
 def show_made(made: Made, console: Console) -> None:
     """Print how many questions each table got, the fewest first in a long list, and what is short."""
     from rich.table import Table
-    from rich.text import Text
 
     table = Table("table", "rows", "questions that read it", "remark", box=None, pad_edge=False)
     is_one = len({report.database for report in made.tables}) == 1
@@ -79,7 +76,7 @@ def show_made(made: Made, console: Console) -> None:
     for one in ordered[:MAX_TABLES_SHOWN]:
         name = one.table if is_one else f"{one.database}.{one.table}"
         n_rows = "" if one.n_rows is None else str(one.n_rows)
-        table.add_row(Text(name), n_rows, str(one.n_questions), one.reason)
+        table.add_row(name, n_rows, str(one.n_questions), one.reason)
     if rest := ordered[MAX_TABLES_SHOWN:]:
         counts = f"{rest[0].n_questions} to {rest[-1].n_questions}"
         table.add_row(f"and {len(rest)} more", "", counts, "")
@@ -90,7 +87,7 @@ def show_made(made: Made, console: Console) -> None:
     if made.lacks:
         reasons = "the remark is the reason, and `data words` writes names that can be edited"
         text = f"without questions: {', '.join(made.lacks)}; {reasons}"
-        console.print(text, style="red", soft_wrap=True, markup=False)
+        console.print(text, style="red", soft_wrap=True)
 
 
 def words(*, databases: str, out: Path = Path("words.yaml")) -> int:
@@ -235,7 +232,7 @@ def log(
         console.print(table)
     for count, file in ((made.n_worded, out), (made.n_to_word, made.to_word)):
         what = many(count, "question") if file == out else f"{many(count, 'query')} without a question"
-        console.print(f"wrote {what} to {file}", soft_wrap=True, markup=False)
+        console.print(f"wrote {what} to {file}", soft_wrap=True)
     return 0 if made.n_kept else 1
 
 

@@ -95,8 +95,6 @@ def evaluate(
         if lines.exists() and not out.exists():
             raise ConfigError(f"--out would overwrite {lines}, which no evaluation wrote: name another file")
         console = options.quiet_console()
-        from rich.text import Text
-
         from text2sql_grpo.evaluation.answers import write_answers
         from text2sql_grpo.evaluation.bench import Bench, evenly_spaced, opened_model
         from text2sql_grpo.evaluation.endpoint import Endpoint
@@ -113,7 +111,7 @@ def evaluate(
             chosen = {name: evenly_spaced(named, count) for name, named in bench.held_out(sets).items()}
             check_perturbations(perturb or (), bench, chosen)
             for line in _unlike_the_run(run, recorded, bench.test, chosen, sampling):
-                console.print(Text(line), soft_wrap=True)
+                console.print(line, soft_wrap=True)
             asked = opened_model(source)
             answers = answer_with_bar(bench, chosen, asked, console, **sampling)
             sampled = {}
@@ -152,7 +150,7 @@ def evaluate(
         if forms:
             console.print(tables.perturbation_table(forms))
         for line in chain(tables.reason_lines(scores), tables.gap_lines(accepted)):
-            console.print(Text(line), soft_wrap=True)
+            console.print(line, soft_wrap=True)
         console.print(f"evaluation: {out}", soft_wrap=True)
         page = write_page(out.with_suffix(".html"), evaluation_report(out, bench.environment.databases))
         console.print(f"every answer: {page} and {lines.name}", soft_wrap=True)

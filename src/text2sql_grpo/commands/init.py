@@ -28,7 +28,6 @@ def init(database: str = "", *, out: Path | None = None, model: str = "", seed: 
         seed: Random seed of the questions.
     """
     from rich.table import Table
-    from rich.text import Text
 
     from text2sql_grpo.commands.data import show_made
     from text2sql_grpo.reporting.terminal import TextConsole
@@ -55,14 +54,14 @@ def init(database: str = "", *, out: Path | None = None, model: str = "", seed: 
             profile = Profile(executor, found.address(name), PERSONAL)
             table = Table("table", "rows", "columns", "keys", box=None, pad_edge=False)
             for row in new_project.described(profile):
-                table.add_row(*map(Text, row))
+                table.add_row(*row)
             console.print(table)
             if profile.hidden:
                 text = f"hidden from the model as personal data: {', '.join(profile.hidden)} (data.hide)"
-                console.print(text, soft_wrap=True, markup=False)
+                console.print(text, soft_wrap=True)
             words = folder / "words.yaml"
             added = add_words(profile, name, words)
-        console.print(f"{words}: {many(added, 'word')} added", soft_wrap=True, markup=False)
+        console.print(f"{words}: {many(added, 'word')} added", soft_wrap=True)
         with counting("Questions", sum(one.count for one in new_project.SETS)) as on_question:
             made = make_questions(
                 database if "://" in database else Path(database),
@@ -88,11 +87,11 @@ def init(database: str = "", *, out: Path | None = None, model: str = "", seed: 
         first: dict[str, Any] = next(iter(read_jsonl(folder / "questions" / "train.jsonl", "questions")), {})
     time = "doctor measures the time" if minutes is None else f"about {minutes:.0f} minutes"
     shown = f"{config}: as {size.example}, {size.need}, {time}" if is_new else f"{config}: kept as it was"
-    console.print(shown, soft_wrap=True, markup=False)
+    console.print(shown, soft_wrap=True)
     question = str(first.get("question", "How many rows are there?"))
     console.print("Next:")
     for line in new_project.next_commands(folder, size, database=database, question=question):
-        console.print(f"  {line}", soft_wrap=True, markup=False)
+        console.print(f"  {line}", soft_wrap=True)
     return 1 if made.lacks else 0
 
 

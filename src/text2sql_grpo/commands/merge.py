@@ -29,7 +29,7 @@ def merge(
     found = local_folder(adapter, ("adapter", "model"))
     out = out or (adapter if is_bundled(adapter) else found).parent / "merged"
     with options.writing_to(out):
-        console = options.quiet_console(highlight=False)
+        console = options.quiet_console()
         console.print(f"Merging {found} ...", soft_wrap=True)
         from text2sql_grpo.publishing.merging import merge_adapter
 

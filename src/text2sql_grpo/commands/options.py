@@ -145,7 +145,7 @@ def config_with_files(
     return config
 
 
-def quiet_console(*, highlight: bool = True) -> "Console":
+def quiet_console() -> "Console":
     """Make the console of a verb; call before importing libraries.
 
     Hides what a user cannot change: deprecations, missing kernels, progress bars of single files.
@@ -166,7 +166,7 @@ def quiet_console(*, highlight: bool = True) -> "Console":
     disable_progress_bar()  # would hide the bars of downloads too
     if wants_downloads_shown:
         enable_progress_bars()
-    return TextConsole(highlight=highlight)
+    return TextConsole()
 
 
 @contextmanager

@@ -63,7 +63,7 @@ def replay(
         write_jsonl(out, [one.record | one.answer.record() for one in found])
     show_replay(found, console, shown=SHOWN)
     if out is not None:
-        console.print(f"every judgement: {out}", soft_wrap=True, markup=False)
+        console.print(f"every judgement: {out}", soft_wrap=True)
     return 0
 
 

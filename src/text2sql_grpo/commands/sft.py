@@ -34,7 +34,7 @@ def sft(
     folder = run.run.output_dir
     out = out or folder.with_name(f"{folder.name}-sft")
     with writing_to(out):
-        console = quiet_console(highlight=False)
+        console = quiet_console()
         from text2sql_grpo.run import sft_stage
         from text2sql_grpo.run.pipeline import run_arguments
 

@@ -8,7 +8,6 @@ from rich.table import Table
 from text2sql_grpo.audit.questions import REASONS, QuestionAudit
 from text2sql_grpo.audit.rewards import Answer, Rate, misjudged
 from text2sql_grpo.reporting.accuracy_tables import figures_table
-from text2sql_grpo.reporting.shown import plain
 
 EXAMPLES_SHOWN = 3
 _ORIGINS = {
@@ -34,8 +33,7 @@ def show_findings(audit: QuestionAudit, console: Console) -> None:
     for reason in REASONS:
         found = [finding for finding in audit.findings if finding.reason == reason]
         for finding in found[:EXAMPLES_SHOWN]:
-            text = plain(f"{reason}: {finding.id} (at {finding.place}): {finding.detail}")
-            console.print(text, soft_wrap=True)
+            console.print(f"{reason}: {finding.id} (at {finding.place}): {finding.detail}", soft_wrap=True)
 
 
 def rates(answers: Sequence[Answer]) -> dict[str, Rate]:
@@ -67,4 +65,4 @@ def show_misjudged(answers: Sequence[Answer], console: Console) -> None:
                 f"  gold    {' '.join(answer.gold_sql.split())}",
                 f"  answer  {' '.join(answer.sql.split())}",
             )
-            console.print(plain("\n".join(lines)), soft_wrap=True)
+            console.print("\n".join(lines), soft_wrap=True)

@@ -15,7 +15,6 @@ from text2sql_grpo.evaluation.several_runs import SeveralRuns
 from text2sql_grpo.evaluation.statistics import Accuracy, Interval, interval_unit, percents
 from text2sql_grpo.phrases import many
 from text2sql_grpo.reporting.accuracy_tables import LEAST_QUESTIONS, figures_table
-from text2sql_grpo.reporting.shown import plain
 
 _CHANGES_SHOWN = 20
 
@@ -37,11 +36,11 @@ def show_comparison(comparison: Comparison, console: Console) -> None:
             f"base      {_one_line(base.final_sql)}  ({base.reason})",
             f"trained   {_one_line(trained.final_sql)}  ({trained.reason})",
         )
-        console.print(plain("\n".join(lines)), soft_wrap=True)
+        console.print("\n".join(lines), soft_wrap=True)
     if len(changed) > _CHANGES_SHOWN:
         console.print(f"... and {len(changed) - _CHANGES_SHOWN} more in the file")
     console.print()
-    console.print(Text(comparison.verdict()), style="bold", soft_wrap=True)
+    console.print(comparison.verdict(), style="bold", soft_wrap=True)
 
 
 def comparison_table(
@@ -99,7 +98,7 @@ def show_replay(replayed: Sequence[Replayed], console: Console, *, shown: int) -
             dict.fromkeys(_one_line(sql) for sql in (record["gold_sql"], one.answer.example.gold_sql))
         )
         lines += [f"gold      {' -> '.join(golds)}", f"reason    {record['reason']} -> {verdict.reason}"]
-        console.print(plain("\n".join(lines)), soft_wrap=True)
+        console.print("\n".join(lines), soft_wrap=True)
     counts = f"{len(became_right)} become right, {len(became_wrong)} become wrong"
     console.print(f"{many(len(replayed), 'answer')}: {counts}")
     before = Accuracy.of((one.record["database"], one.record["strict"]) for one in replayed)

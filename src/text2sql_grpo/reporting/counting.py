@@ -54,7 +54,7 @@ def counting(
         bar.advance(task)
         if not shown.is_terminal and time.monotonic() - last_line > LINE_EVERY_S:
             last_line = time.monotonic()
-            shown.print(f"{title} {bar.tasks[task].completed:.0f}/{total}", highlight=False)
+            shown.print(f"{title} {bar.tasks[task].completed:.0f}/{total}")
 
     with bar:
         task = bar.add_task(title, total=total, completed=done)

@@ -1,7 +1,6 @@
-"""Episodes shown on a terminal; texts of a model or a database without markup and control characters."""
+"""Episodes shown on a terminal, by a `TextConsole`."""
 
 import math
-from textwrap import indent
 from typing import Any
 
 import sqlparse
@@ -9,18 +8,17 @@ from rich import box
 from rich.console import Console
 from rich.padding import Padding
 from rich.rule import Rule
-from rich.table import Column, Table
+from rich.table import Table
 from rich.text import Text
 from sqlparse.exceptions import SQLParseError
 
-from text2sql_grpo.environment.episode import Action
-from text2sql_grpo.environment.observation import ObservationLimits, cell_text, observation_text
+from text2sql_grpo.environment.episode import Episode
+from text2sql_grpo.environment.observation import cell_text
 from text2sql_grpo.evaluation.bench import Asked
-from text2sql_grpo.phrases import many, printable
+from text2sql_grpo.phrases import many
 from text2sql_grpo.rewards import Answer
 from text2sql_grpo.sql.outcome import Cell, ExecutionOutcome
 
-_OBSERVED = ObservationLimits(max_rows=8, max_cell_chars=40, max_chars=800)
 _MAX_ROWS, _MAX_CELL_CHARS = 20, 60
 
 
@@ -35,17 +33,14 @@ def formatted(sql: str) -> str:
 def show_answer(answer: Answer, set_name: str, console: Console) -> None:
     """Print one question whole."""
     episode, verdict, example = answer.episode, answer.verdict, answer.example
-    console.print(Rule(plain(f"{set_name}: {example.id} (database {example.database})"), align="left"))
-    console.print(plain(f"question: {example.question}", "bold"))
-    for number, action in enumerate(episode.actions, 1):
-        console.print(Text(f"turn {number} of {episode.max_turns}: {action.kind}", style="cyan"))
-        console.print(plain(indent(_turn_text(action), "  ")))
-    console.print(Text("final SQL:", style="cyan"))
-    final = formatted(episode.final_sql) if episode.final_sql else "none submitted"
-    console.print(plain(indent(final, "  ")))
+    console.print(Rule(f"{set_name}: {example.id} (database {example.database})", align="left"))
+    console.print(f"question: {example.question}", style="bold")
+    _show_turns(episode, console)
+    console.print("final SQL:", style="cyan")
+    console.print(_indented(formatted(episode.final_sql) if episode.final_sql else "none submitted"))
     if not verdict.strict:
-        console.print(Text("gold SQL:", style="cyan"))
-        console.print(plain(indent(formatted(example.gold_sql), "  ")))
+        console.print("gold SQL:", style="cyan")
+        console.print(_indented(formatted(example.gold_sql)))
     console.print(
         Text.assemble(
             ("RIGHT" if verdict.strict else "WRONG", "bold green" if verdict.strict else "bold red"),
@@ -60,20 +55,10 @@ def show_line(answer: Answer, console: Console) -> None:
     verdict, sql = answer.verdict, answer.episode.final_sql
     mark = ("right ", "bold green") if verdict.strict else ("wrong ", "bold red")
     reason = "" if verdict.strict else f" ({verdict.reason.replace('_', ' ')})"
-    for text in (
-        Text.assemble(mark, plain(f"{answer.example.question}{reason}")),
-        plain(f"      {' '.join(sql.split()) if sql else 'no query'}", "dim"),
-    ):
-        console.print(text, no_wrap=True, overflow="ellipsis")
-
-
-def _turn_text(action: Action) -> str:
-    if action.kind == "malformed":
-        return f"could not be read: {action.error}"
-    if action.outcome is None:
-        return formatted(action.sql)
-    observed = observation_text(action.outcome, _OBSERVED).replace("\n", "\n   ")
-    return f"{formatted(action.sql)}\n-> {observed}"
+    question = Text.assemble(mark, f"{answer.example.question}{reason}")
+    query = Text(f"      {' '.join(sql.split()) if sql else 'no query'}", "dim")
+    for line in (question, query):
+        console.print(line, no_wrap=True, overflow="ellipsis")
 
 
 def _yes(is_right: bool) -> str:
@@ -83,45 +68,49 @@ def _yes(is_right: bool) -> str:
 def show_asked(asked: Asked, console: Console) -> None:
     """Print an answer."""
     episode = asked.episode
+    _show_turns(episode, console)
+    if episode.final_sql is not None:
+        console.print("answer", style="bold green" if not asked.failure else "bold red")
+        show_query(episode.final_sql, asked.result, console)
+    if asked.failure:
+        console.print(asked.failure, style="bold red", soft_wrap=True)
+
+
+def _show_turns(episode: Episode, console: Console) -> None:
+    """Print the turns before the final query."""
     for turn, action in enumerate(episode.actions, 1):
         if action.kind == "submit_sql":
             continue
-        console.print(Text(f"turn {turn} of {episode.max_turns}: {action.kind}", style="cyan"))
+        console.print(f"turn {turn} of {episode.max_turns}: {action.kind}", style="cyan")
         if action.kind == "malformed":
-            console.print(Padding(plain(action.error), (0, 2)))
+            console.print(_indented(action.error))
         else:
             show_query(action.sql, action.outcome, console)
-    if episode.final_sql is not None:
-        console.print(Text("answer", style="bold green" if not asked.failure else "bold red"))
-        show_query(episode.final_sql, asked.result, console)
-    if asked.failure:
-        console.print(plain(asked.failure), style="bold red", soft_wrap=True)
 
 
 def show_query(sql: str, outcome: ExecutionOutcome | None, console: Console) -> None:
     """Print a query, and its rows or its error if it ran."""
-    console.print(Padding(plain(formatted(sql)), (0, 2)))
+    console.print(_indented(formatted(sql)))
     if outcome is None:
         return
     if not outcome.is_ok:
-        console.print(Padding(plain(f"Error: {outcome.error}"), (0, 2)), style="red")
+        console.print(_indented(f"Error: {outcome.error}"), style="red")
         return
     header, *rows = (
-        [plain(cell_text(cell, _MAX_CELL_CHARS)) for cell in row]
+        [cell_text(cell, _MAX_CELL_CHARS) for cell in row]
         for row in (outcome.columns, *outcome.rows[:_MAX_ROWS])
     )
-    table = Table(*map(Column, header), box=box.SIMPLE_HEAD)
+    table = Table(*header, box=box.SIMPLE_HEAD)
     for row in rows:
         table.add_row(*row)
-    console.print(table if outcome.rows else Padding("no rows", (0, 2)))
+    console.print(table if outcome.rows else _indented("no rows"))
     if len(outcome.rows) > len(rows) or outcome.is_truncated:
         more = "more than " if outcome.is_truncated else ""
-        console.print(Padding(f"{len(rows)} of {more}{many(len(outcome.rows), 'row')}", (0, 2)))
+        console.print(_indented(f"{len(rows)} of {more}{many(len(outcome.rows), 'row')}"))
 
 
-def plain(text: str, style: str = "") -> Text:
-    """Text without markup and control characters."""
-    return Text(printable(text), style)
+def _indented(text: str) -> Padding:
+    return Padding(text, (0, 2))
 
 
 def asked_record(asked: Asked) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from rich.console import Console
 
 from text2sql_grpo.errors import RunError
-from text2sql_grpo.reporting.shown import plain, show_asked, show_query
+from text2sql_grpo.reporting.shown import show_asked, show_query
 from text2sql_grpo.serving.agent import Agent, Exchange, Reply, readable
 
 _HELP = r"""Type a question; one that begins with "and", "only" or "of those" follows the one before.
@@ -65,13 +65,13 @@ class AskSession:
             except KeyboardInterrupt:
                 self.console.print("stopped")
             except RunError as error:
-                self.console.print(f"error: {error}", style="red", markup=False, soft_wrap=True)
+                self.console.print(f"error: {error}", style="red", soft_wrap=True)
 
     def _ask(self, question: str) -> None:
         reply = self.agent.ask(question, self.history)
         read_as = reply.asked.episode.example.question
         if read_as != question:
-            self.console.print(f"(follows: {self.history[-1].question})", style="dim", markup=False)
+            self.console.print(f"(follows: {self.history[-1].question})", style="dim")
         show_asked(reply.asked, self.console)
         self._show_confidence(reply)
         self.history.append(Exchange(question, reply.asked.episode.final_sql, read_as))
@@ -92,10 +92,10 @@ class AskSession:
         last = self.history[-1] if self.history else None
         if name == "schema":
             text = self.agent.environment.sessions.schema_text(self.agent.database)
-            self.console.print(text, markup=False)
+            self.console.print(text)
         elif name == "history":
             for number, one in enumerate(self.history, 1):
-                self.console.print(plain(f"{number}. {one.question}\n   {one.sql or 'no answer'}"))
+                self.console.print(f"{number}. {one.question}\n   {one.sql or 'no answer'}")
         elif name == "new":
             self.history.clear()
         elif name == "sql" and rest:
@@ -110,9 +110,9 @@ class AskSession:
             else:
                 is_right, asked = name == "right", last.read_as or last.question
                 path = self.agent.save_feedback(self.folder, asked, last.sql, is_right=is_right)
-                self.console.print(f"saved: {path}", markup=False)
+                self.console.print(f"saved: {path}")
         else:
-            self.console.print(_HELP, markup=False)
+            self.console.print(_HELP)
 
     def _run(self, sql: str) -> None:
         """Run a query of the user, which takes the place of the last answer's."""
