@@ -45,12 +45,8 @@ def answer_with_bar(
 
 
 def _grpo_facts(logs: dict[str, Any]) -> str:
-    looks: dict[str, Any] = looks_by_family(logs) or {"": logs.get("episode/looks")}
-    by_family = ", ".join(f"{_number(value)} {family}".rstrip() for family, value in looks.items())
-    return (
-        f"reward {_number(logs.get('reward'))}  right {_number(logs.get('accuracy/strict'))}  "
-        f"looks {by_family}"
-    )
+    figures = f"reward {_number(logs.get('reward'))}  right {_number(logs.get('accuracy/strict'))}"
+    return f"{figures}  looks {_looks_text(logs)}"
 
 
 def sft_facts(logs: dict[str, Any]) -> str:
@@ -178,25 +174,16 @@ def _number(value: Any) -> str:
     return f"{value:z.2f}" if is_known else "-"
 
 
-MAX_FAMILIES = 4
-
-
-def looks_by_family(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """Tool calls per episode and kind of question, from a line of metrics; empty for fewer than two kinds.
-
-    Look-ups and all others where the family `lookup` is among them, else the most frequent families.
-    """
+def _looks_text(metrics: Mapping[str, Any]) -> str:
+    """Tool calls per episode; of look-ups and of all others where a step has both."""
     shares = {
         name.split("/")[1]: value
         for name, value in metrics.items()
         if name.startswith("family/") and name.endswith("/share") and value
     }
-    looks = {family: metrics[f"family/{family}/looks"] for family in shares}
-    if len(looks) < 2:
-        return {}
-    if "lookup" not in looks:
-        most = sorted(shares, key=lambda family: (-shares[family], family))[:MAX_FAMILIES]
-        return {family: looks[family] for family in most}
     rest = sum(share for family, share in shares.items() if family != "lookup")
+    if "lookup" not in shares or not rest:
+        return _number(metrics.get("episode/looks"))
+    looks = {family: metrics[f"family/{family}/looks"] for family in shares}
     others = sum(shares[family] * looks[family] for family in shares if family != "lookup") / rest
-    return {"look-ups": looks["lookup"], "others": others}
+    return f"{_number(looks['lookup'])} look-ups, {_number(others)} others"
