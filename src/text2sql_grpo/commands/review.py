@@ -52,7 +52,12 @@ def review(
         raise DataError(f"no such folder: {folder}")
     if not summary and (evaluation or json):
         raise ConfigError("--evaluation and --json go with --summary")
-    source = file or (None if summary else _questions(folder))
+    source = file or folder / "questions" / "train.jsonl"
+    if not summary and not source.is_file():
+        raise DataError(
+            f"no questions at {source}: text2sql-grpo data make --databases .. --out {folder}/questions "
+            "makes them, or give a file with --file"
+        )
     from text2sql_grpo.data.question_files import only_name, read_questions
     from text2sql_grpo.rewards import open_grader
     from text2sql_grpo.serving import verdicts
@@ -72,7 +77,7 @@ def review(
             found = verdicts.summary(known, evaluation, databases=opened, grader=grader)
             print(json_text.dumps(found) if json else _report(found))
             return 0
-        if where is None or source is None:
+        if where is None:
             raise ConfigError(f"{folder} has no config.yaml that names its database: give --db")
         databases = Databases(where)
         chosen = drawn(read_questions(source, database=only_name(databases)), count, seed=seed)
@@ -93,20 +98,6 @@ def review(
         if known:
             print(f"verdicts: {folder / verdicts.VERIFIED}")
     return 0
-
-
-def _questions(folder: Path) -> Path:
-    found = [folder / "questions" / "train.jsonl", folder / "train.jsonl"]
-    found = [path for path in found if path.is_file()] or sorted(folder.glob("questions/*.jsonl"))
-    if not found:
-        raise DataError(
-            f"no questions in {folder}: text2sql-grpo data make --databases .. --out {folder}/questions "
-            "makes them, or give a file with --file"
-        )
-    if len(found) > 1 and found[0].name != "train.jsonl":
-        listed = ", ".join(path.name for path in found)
-        raise DataError(f"{folder}/questions has no train.jsonl but {listed}: choose one with --file")
-    return found[0]
 
 
 def _report(found: dict[str, Any]) -> str:
