@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from filelock import FileLock, Timeout
 
 from text2sql_grpo.errors import DataError, RunError
 
@@ -43,6 +44,28 @@ def draft(path: Path) -> Iterator[Path]:
         for folder in (scratch, replaced):
             shutil.rmtree(folder, ignore_errors=True)
         scratch.unlink(missing_ok=True)
+
+
+@contextmanager
+def locked(file: Path, refusal: str) -> Iterator[None]:
+    """Hold a lock file, which is removed when the block ends.
+
+    Raises:
+        RunError: Another process holds it, with `refusal` as the message; or it cannot be written.
+    """
+    lock = FileLock(file, blocking=False)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise RunError(refusal) from None
+    except OSError as error:
+        raise RunError(f"cannot write {file}: {error}") from error
+    try:
+        yield
+    finally:
+        with suppress(OSError):  # Windows deletes no open file
+            os.unlink(lock.lock_file)
+        lock.release()
 
 
 def write_text(path: Path, text: str) -> None:

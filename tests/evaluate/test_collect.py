@@ -176,6 +176,20 @@ def test_a_question_that_failed_is_asked_by_the_next_call(capsys: pytest.Capture
     assert Counter(row["example"] for row in episodes()) == {row["id"]: 1 for row in QUESTIONS}
 
 
+def test_two_calls_at_once_do_not_write_to_one_file(capsys: pytest.CaptureFixture[str]) -> None:
+    codes: list[int] = []
+
+    def while_another_starts(request: dict[str, Any]) -> Answer:
+        if not codes:
+            codes.append(collect(url, "--samples", "1"))
+        return right(request)
+
+    with served(while_another_starts) as url:
+        assert collect(url, "--parallel", "1", "--samples", "1") == 0
+    assert codes == [1] and "another collect is writing to this file (e.jsonl)" in capsys.readouterr().err
+    assert len(episodes()) == len(QUESTIONS) and not [*Path().glob(".*")]
+
+
 def test_some_refused_requests_do_not_end_a_run_and_the_first_ones_do(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

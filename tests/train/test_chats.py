@@ -47,6 +47,8 @@ def test_a_file_takes_up_where_it_was(tmp_path: Path) -> None:
     again.add(episode("a", 0))
     assert [record["example"] for record in read_jsonl(path, "episodes")] == ["b", "a"]
     assert path.read_bytes().count(b"\n") == 2
+    path.write_bytes(path.read_bytes() * 2)  # of an earlier version, by two calls at once
+    assert [*EpisodeFile(path, {"model": "m"}).records] == [("b", 0), ("a", 0)]
 
 
 def test_episodes_of_other_settings_are_not_mixed(tmp_path: Path) -> None:

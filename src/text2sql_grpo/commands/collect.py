@@ -7,7 +7,7 @@ from text2sql_grpo.commands import options
 from text2sql_grpo.commands.options import Count, Retries, Seconds, Temperature
 from text2sql_grpo.config import Config, load_config
 from text2sql_grpo.errors import ConfigError
-from text2sql_grpo.files import read_jsonl, write_jsonl
+from text2sql_grpo.files import PARTIAL, locked, read_jsonl, write_jsonl
 from text2sql_grpo.phrases import many
 from text2sql_grpo.run_folder import config_around, episode_record
 from text2sql_grpo.sft.trajectories import EpisodeFile, Keep, select_chats
@@ -76,7 +76,11 @@ def collect(
         from text2sql_grpo.rewards import RewardMix
 
         name = str(model_path or model)
-        with Bench.open(run) as bench:
+        lock = locked(
+            out.with_name(f".{out.name}.lock{PARTIAL}"),
+            f"another collect is writing to this file ({out}): wait for its end, or choose another --out",
+        )
+        with Bench.open(run) as bench, lock:
             examples = bench.load(questions or run.data.train, limit=num_questions)
             episodes = EpisodeFile(out, _settings_of(run, name, temperature, seed))
             wanted = {(example.id, n): example for n in range(samples) for example in examples}
@@ -105,7 +109,7 @@ def collect(
                     except UnansweredError as error:
                         failure = str(error)
             tools = bench.environment.sessions.tools if run.environment.protocol == "native" else None
-        found = [record for record in episodes.records if (record["example"], record["sample"]) in wanted]
+        found = [episodes.records[key] for key in wanted if key in episodes.records]
         right = sum(record["strict"] for record in found)
         console.print(f"{len(found)} of {many(len(wanted), 'episode')}, {right} right: {out}", soft_wrap=True)
         rows = list(read_jsonl(out, "episodes", convert=episode_record))

@@ -7,20 +7,19 @@ import shlex
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from fnmatch import fnmatch
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
 from rich.console import Console
 
 from text2sql_grpo.checked import adapter
 from text2sql_grpo.config import Config, dump_config, load_config
 from text2sql_grpo.data.shards import content_files
 from text2sql_grpo.errors import ConfigError, RunError
-from text2sql_grpo.files import PARTIAL, fingerprint, write_text
+from text2sql_grpo.files import PARTIAL, fingerprint, locked, write_text
 from text2sql_grpo.models.hardware import device_type
 from text2sql_grpo.models.loaded_policy import resolved
 from text2sql_grpo.reliability import ranks
@@ -85,27 +84,17 @@ def claimed(folder: Path) -> Iterator[None]:
     Raises:
         RunError: Another run writes to the folder, or see `check_folder` and `ranks.check_shared`.
     """
-    lock = FileLock(folder / f".lock{PARTIAL}", blocking=False)
+    refusal = f"another run is writing to this run folder ({folder}): wait for its end, or choose another "
+    lock = locked(folder / f".lock{PARTIAL}", f"{refusal}run.output_dir")
 
     def claim() -> None:
         check_folder(folder)
-        try:
-            lock.acquire()
-        except Timeout:
-            raise RunError(
-                f"another run is writing to this run folder ({folder}): wait for its end, or choose another "
-                "run.output_dir"
-            ) from None
+        claims.enter_context(lock)
 
-    ranks.from_main(claim)
-    try:
+    with ExitStack() as claims:
+        ranks.from_main(claim)
         ranks.check_shared(folder, "run.output_dir")
         yield
-    finally:
-        if lock.is_locked:
-            with suppress(OSError):  # Windows deletes no open file
-                os.unlink(lock.lock_file)
-            lock.release()
 
 
 def check_ranks(config: Config) -> None:

@@ -24,7 +24,7 @@ class EpisodeFile:
         settings: Settings that the episodes depend on.
 
     Attributes:
-        records: All episodes in the file, without tokens and actions.
+        records: All episodes in the file by question and sample, without tokens and actions.
 
     Raises:
         ConfigError: The file holds episodes of other settings.
@@ -39,20 +39,23 @@ class EpisodeFile:
             _check_settings(path, json.loads(json.dumps(settings)))
             path.touch()
             cut_lines(path)
-            self.records = [_slim(record) for record in read_jsonl(path, "episodes")]
+            self.records = {_key(one): one for one in read_jsonl(path, "episodes", convert=_slim)}
         except OSError as error:
             raise RunError(f"the file of episodes cannot be written: {error} ({path})") from error
 
     def missing(self, wanted: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
         """The samples that are not in the file yet."""
-        present = {(record["example"], record["sample"]) for record in self.records}
-        return [key for key in wanted if key not in present]
+        return [key for key in wanted if key not in self.records]
 
     def add(self, record: Record) -> None:
         """Append an episode; thread-safe."""
         with self._lock:
             append_jsonl(self.path, [record])
-            self.records.append(_slim(record))
+            self.records[_key(record)] = _slim(record)
+
+
+def _key(record: Record) -> tuple[str, int]:
+    return record["example"], record["sample"]
 
 
 def _slim(record: Record) -> Record:
