@@ -234,9 +234,8 @@ def test_a_smoke_run_ends_with_a_model_that_can_be_asked(
         text.setdefault(section, {})[key] = yaml.safe_load(value)
     (tmp_path / "long.yaml").write_text(yaml.safe_dump(text))
 
-    assert (
-        main(["train", "--config", str(tmp_path / "long.yaml"), "--smoke", "--data.test_samples", "1"]) == 0
-    )
+    argv = ["train", "--config", str(tmp_path / "long.yaml"), "--smoke", "--data.test_samples", "1"]
+    assert main([*argv, "--run.output_dir", str(tmp_path / "run")]) == 0
 
     folder = tmp_path / "run-smoke"
     assert len(json_lines(folder / "rollouts.jsonl")) == 8 and len(json_lines(folder / "metrics.jsonl")) == 1

@@ -39,7 +39,8 @@ def train(
         return _train_each(config, seeds, settings, smoke=smoke, resume=resume)
     run = config_with_files(config, settings, is_trained=True)
     if smoke:
-        run = config_with_files(config, [*_smoke_settings(run), *settings], is_trained=True)
+        place = f"--run.output_dir={json.dumps(f'{run.run.output_dir}-smoke')}"
+        run = config_with_files(config, [*_smoke_settings(run), *settings, place], is_trained=True)
     with options.writing_to(run.run.output_dir):
         console = options.quiet_console()
         with options.importing():
@@ -90,7 +91,6 @@ def _smoke_settings(run: Config) -> list[str]:
     """Settings that make a run short; those of the command line come after them."""
     episode = run.environment
     short = {
-        "run.output_dir": f"{run.run.output_dir}-smoke",
         "data.train_samples": 64,
         "data.test_samples": 2,
         "environment.max_turn_tokens": min(episode.max_turn_tokens, 72),
