@@ -44,10 +44,22 @@ def test_each_seed_is_trained_once_and_all_are_one_table(
     assert (tmp_path / "c.html").is_file()
 
 
-@pytest.mark.parametrize("wrong", [["--seeds", "1"], ["--seeds", "1", "1"], ["--seeds", "1", "2", "--smoke"]])
-def test_one_seed_is_no_spread(tmp_path: Path, wrong: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["train", "--config", str(write_config(tmp_path)), *wrong]) == 1
-    assert "--seeds needs at least two different seeds" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (["1"], "needs at least two different seeds"),
+        (["1", "1"], "needs at least two different seeds"),
+        (["1", "2", "--smoke"], "neither --smoke"),
+        (["1", "2", "--data.test", "{}"], "set data.test"),
+        (["1", "2", "--evaluation.before_training", "false"], "set data.test"),
+    ],
+)
+def test_seeds_that_cannot_be_compared_are_refused(
+    tmp_path: Path, wrong: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", "--config", str(write_config(tmp_path)), "--seeds", *wrong]) == 1
+    printed = capsys.readouterr()
+    assert message in printed.err and "seed 1:" not in printed.out
 
 
 def test_runs_without_figures_or_with_others_are_refused(

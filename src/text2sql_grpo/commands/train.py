@@ -60,6 +60,8 @@ def _train_each(
         raise ConfigError("--seeds needs at least two different seeds, and neither --smoke nor --resume")
     run = config_with_files(config, settings, is_trained=True)
     folder = run.run.output_dir
+    if not (run.data.test and run.evaluation.before_training):
+        raise ConfigError("--seeds compares accuracies: set data.test, and evaluation.before_training: true")
     folders = {seed: folder / f"seed-{seed}" for seed in seeds}
     for seed, own in folders.items():
         is_finished = "sets" in read_evaluation(own)
