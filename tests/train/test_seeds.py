@@ -1,10 +1,13 @@
 """Runs of several seeds: trained one after the other, gone on with, and compared."""
 
 import json
+import signal
+import sys
 from pathlib import Path
 
 import pytest
 
+from tests.processes import needs_fork
 from tests.tiny_run import write_config
 from text2sql_grpo.commands import main
 
@@ -60,6 +63,24 @@ def test_seeds_that_cannot_be_compared_are_refused(
     assert main(["train", "--config", str(write_config(tmp_path)), "--seeds", *wrong]) == 1
     printed = capsys.readouterr()
     assert message in printed.err and "seed 1:" not in printed.out
+
+
+@needs_fork
+@pytest.mark.parametrize("name", ["TERM", "INT"])
+def test_a_signal_waits_for_the_checkpoint_of_the_run(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The terminal sends Ctrl-C to the run too, SIGTERM only the parent."""
+    run, stopped = tmp_path / "run.sh", tmp_path / "stopped"
+    wait = f"sleep 1; kill -{name} $PPID; sleep 1"
+    end = {"TERM": "exit 3", "INT": f"touch {stopped}; exit 130"}[name]
+    run.write_text(f"#!/bin/sh\ntrap 'touch {stopped}; exit 130' TERM\n{wait}\n{end}\n")
+    run.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(run))
+    handlers = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
+    assert main(["train", "--config", str(write_config(tmp_path)), "--seeds", "3", "4", *SHORT]) == 130
+    assert stopped.is_file()
+    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == handlers
 
 
 def test_runs_without_figures_or_with_others_are_refused(

@@ -1,5 +1,6 @@
 import json
 import shlex
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -59,9 +60,9 @@ def _train_each(
     if smoke or resume or len(set(seeds)) < 2:
         raise ConfigError("--seeds needs at least two different seeds, and neither --smoke nor --resume")
     run = config_with_files(config, settings, is_trained=True)
-    folder = run.run.output_dir
     if not (run.data.test and run.evaluation.before_training):
         raise ConfigError("--seeds compares accuracies: set data.test, and evaluation.before_training: true")
+    folder = run.run.output_dir
     folders = {seed: folder / f"seed-{seed}" for seed in seeds}
     for seed, own in folders.items():
         is_finished = "sets" in read_evaluation(own)
@@ -72,13 +73,25 @@ def _train_each(
         command += ["--run.seed", str(seed), "--run.output_dir", str(own)]
         print(f"seed {seed}: {shlex.join(command[1:])}", flush=True)
         command += ["--resume", "auto"] if is_finished or any(own.glob("checkpoint-*")) else []
-        code = subprocess.run(command, check=False).returncode
+        code = _exit_code(command)
         if code:
             print(
                 f"seed {seed} stopped with exit code {code}: the same command goes on there", file=sys.stderr
             )
             return code
     return compare_runs(list(folders.values()))
+
+
+def _exit_code(command: Sequence[str]) -> int:
+    """Run a command; it gets SIGTERM from here, but Ctrl-C from the terminal: twice would stop it at once."""
+    child = subprocess.Popen(command)
+    handlers = {signal.SIGTERM: lambda *_: child.terminate(), signal.SIGINT: lambda *_: None}
+    earlier = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    try:
+        return child.wait()
+    finally:
+        for number, handler in earlier.items():
+            signal.signal(number, handler)
 
 
 def _has_changed(folder: Path, run: Config) -> bool:
