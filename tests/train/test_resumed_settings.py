@@ -3,11 +3,14 @@
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from tests.tiny_run import json_lines, write_config
 from text2sql_grpo.commands import main
+from text2sql_grpo.run import pipeline as job
+from text2sql_grpo.run_folder import read_evaluation
 
 pytestmark = pytest.mark.usefixtures("own_cache", "rewards_with_spread", "without_pictures")
 
@@ -95,6 +98,21 @@ def test_an_extended_run_has_the_learning_rates_of_the_new_length(
     assert main(["train", "--config", "run/config.yaml", *other]) == 0
     for log in ("metrics.jsonl", "rollouts.jsonl"):
         assert Path("other", log).read_bytes() == (run / log).read_bytes()
+
+
+def test_a_resumed_run_has_no_results_before_its_end(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    results = {"merged", "model", "report.html", "evaluation.jsonl", "suspects.jsonl", "suspects.md"}
+    with monkeypatch.context() as patch:
+        patch.setattr(job, "train_on", Mock(side_effect=KeyboardInterrupt))
+        assert resume("--grpo.max_steps", "3", "--evaluation.before_training", "true") == 130
+    assert results <= {path.name for path in (run / "earlier-1").iterdir()}
+    assert not results & {path.name for path in run.iterdir()}
+    assert [read_evaluation(folder).keys() >= {"sets"} for folder in (run, run / "earlier-1")] == [
+        False,
+        True,
+    ]
 
 
 def test_sft_keeps_its_settings_and_can_be_extended(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

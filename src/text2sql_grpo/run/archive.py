@@ -19,7 +19,7 @@ from text2sql_grpo.checked import adapter
 from text2sql_grpo.config import Config, dump_config, load_config
 from text2sql_grpo.data.shards import content_files
 from text2sql_grpo.errors import ConfigError, RunError
-from text2sql_grpo.files import PARTIAL, fingerprint, locked, write_text
+from text2sql_grpo.files import PARTIAL, fingerprint, locked, write_json, write_text
 from text2sql_grpo.models.hardware import device_type
 from text2sql_grpo.models.loaded_policy import resolved
 from text2sql_grpo.reliability import ranks
@@ -31,14 +31,30 @@ from text2sql_grpo.reliability.checkpoints import (
     saved_checkpoints,
     steps_done,
 )
-from text2sql_grpo.run_folder import CONFIG, CURVE, ENERGY, LOGS, METRICS, PAGE, PAGE_DATA, ROLLOUTS, RunLog
+from text2sql_grpo.run_folder import (
+    CONFIG,
+    CURVE,
+    ENERGY,
+    EVALUATION,
+    LOGS,
+    METRICS,
+    PAGE,
+    PAGE_DATA,
+    ROLLOUTS,
+    RunLog,
+    read_evaluation,
+)
 from text2sql_grpo.training.arguments import SQLGRPOConfig
 
-_RUN_FILES = (
-    *(CONFIG, METRICS, ROLLOUTS, CURVE, ENERGY, PAGE, PAGE_DATA),
-    *("suspects.*", "evaluation*.json", "evaluation*.jsonl", "comparison*.json", "comparison*.jsonl"),
+# What the end of a run makes, and what is made of its model by default.
+_RESULTS = (
+    *("model", "adapter", "merged", CURVE, PAGE, PAGE_DATA),
+    *("suspects.*", "evaluation.jsonl", "evaluation-merged.*", "comparison.*"),
 )
-_RUN_FOLDERS = ("checkpoint-*", "model", "adapter", "merged", "sft", "wandb", "tensorboard")
+_RUN_FILES = (
+    *(CONFIG, METRICS, ROLLOUTS, ENERGY, "checkpoint-*", "sft", "wandb", "tensorboard", *_RESULTS),
+    *("evaluation*.json", "evaluation*.jsonl", "comparison*.json", "comparison*.jsonl"),
+)
 _LENGTH = ("grpo.max_steps", "grpo.num_train_epochs", "sft.max_steps", "sft.epochs")
 # What a resumed run may change: how long, how often and where it runs, not what is learned or measured.
 _FREE = (
@@ -200,8 +216,9 @@ def _check_changes(
 def prepare_folder(config: Config, checkpoint: Path | None, console: Console) -> None:
     """Prepare the run folder for a new or a resumed run, on rank 0.
 
-    Archive an earlier run whole, so that no other run appends to its logs. Cut the logs of a resumed run back
-    to its checkpoint; one that moves takes its logs and its best checkpoint along.
+    Archive an earlier run whole, so that no other run appends to its logs, and of a resumed run the results:
+    only its figures before training still hold. Cut the logs of a resumed run back to its checkpoint; one
+    that moves takes its logs and its best checkpoint along.
     """
     folder = config.run.output_dir
     if ranks.is_main():
@@ -213,7 +230,7 @@ def prepare_folder(config: Config, checkpoint: Path | None, console: Console) ->
             if checkpoint is not None:
                 step = steps_done(checkpoint)
                 if is_here:
-                    _archive_later_steps(folder, step, console)
+                    _archive_results(folder, step, console)
                 else:
                     _copy_run(checkpoint, folder)
                 RunLog(folder).cut_back(step)
@@ -224,7 +241,7 @@ def prepare_folder(config: Config, checkpoint: Path | None, console: Console) ->
 
 
 def _archive_earlier_run(folder: Path, console: Console) -> None:
-    earlier = [path for pattern in (*_RUN_FILES, *_RUN_FOLDERS) for path in folder.glob(pattern)]
+    earlier = _matching(folder, _RUN_FILES)
     if [path.name for path in earlier] not in ([], [CONFIG]):  # a config alone: it had not begun
         target = _move(earlier, folder)
         console.print(f"Moved the earlier run of this folder to {target}", soft_wrap=True)
@@ -240,15 +257,23 @@ def _copy_run(checkpoint: Path, folder: Path) -> None:
         shutil.copytree(best, folder / best.name)
 
 
-def _archive_later_steps(folder: Path, step: int, console: Console) -> None:
-    """Archive checkpoints newer than the one being resumed, with their logs."""
+def _archive_results(folder: Path, step: int, console: Console) -> None:
+    """Archive results, and checkpoints newer than the resumed one, with config and logs as they were."""
     later = [path for path in saved_checkpoints(folder) if checkpoint_step(path) > step]
-    if later:
-        target = _move(later, folder)
-        for path in (folder / name for name in LOGS):
+    results, figures = _matching(folder, _RESULTS), read_evaluation(folder)
+    if later or results or "sets" in figures:
+        target = _move([*later, *results], folder)
+        for path in (folder / name for name in (CONFIG, EVALUATION, *LOGS)):
             if path.exists():
                 shutil.copy2(path, target)
-        console.print(f"Moved later checkpoints of this folder to {target}", soft_wrap=True)
+        if "sets" in figures:
+            write_json(folder / EVALUATION, {key: figures[key] for key in figures if key == "before"})
+        moved = "later checkpoints" if later else "the earlier results"
+        console.print(f"Moved {moved} of this folder to {target}", soft_wrap=True)
+
+
+def _matching(folder: Path, patterns: Sequence[str]) -> list[Path]:
+    return sorted({path for pattern in patterns for path in folder.glob(pattern)})
 
 
 def _move(paths: Sequence[Path], folder: Path) -> Path:
