@@ -100,7 +100,7 @@ def test_an_extended_run_has_the_learning_rates_of_the_new_length(
         assert Path("other", log).read_bytes() == (run / log).read_bytes()
 
 
-def test_a_resumed_run_has_no_results_before_its_end(
+def test_a_resumed_run_has_no_results_before_its_end_and_compares_the_same_questions(
     run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     results = {"merged", "model", "report.html", "evaluation.jsonl", "suspects.jsonl", "suspects.md"}
@@ -113,6 +113,13 @@ def test_a_resumed_run_has_no_results_before_its_end(
         False,
         True,
     ]
+
+    questions = Path("questions.jsonl")
+    questions.write_text(questions.read_text().replace("COUNT(*)", "COUNT(code)"))
+    capsys.readouterr()
+    assert resume() == 0
+    assert "held-out questions have changed" in capsys.readouterr().out
+    assert "change" in read_evaluation(run) and [*run.glob("earlier-*")] == [run / "earlier-1"]
 
 
 def test_sft_keeps_its_settings_and_can_be_extended(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,7 +8,7 @@ from rich.text import Text
 
 from text2sql_grpo.audit.suspects import find_suspects, read_samples, write_suspects
 from text2sql_grpo.data.example import Example
-from text2sql_grpo.errors import ConfigError, needs_extra
+from text2sql_grpo.errors import ConfigError, DataError, needs_extra
 from text2sql_grpo.evaluation.answers import read_answers
 from text2sql_grpo.evaluation.comparison import Comparison, compare
 from text2sql_grpo.files import write_json
@@ -31,14 +31,14 @@ def report(
     """Write and print the report of a run."""
     record = {**before, "sets": after, "model": str(merged), "temperature": run.config.evaluation.temperature}
     record |= {"seconds": run.seconds, "cpu_seconds": run.cpu_seconds, "started_from": policy.folder}
-    record["hardware"], record["warnings"] = hardware(), list(run.warnings)
     grader = run.bench.environment.grader
     record["accepted_by_gap"] = dict(grader.accepted.most_common())
     record["changed_golds"] = sorted(f"{gold} ({place})" for place, gold in grader.changed_golds)
-    comparison = _change(run.folder)
+    comparison = _change(run) if "before" in before else None
     if comparison is not None:
         record["change"] = {key: value for key, value in comparison.record().items() if key != "changed"}
         record["change"]["verdict"] += f" All of this is of one seed, {run.config.run.seed}."
+    record["hardware"], record["warnings"] = hardware(), list(run.warnings)
     write_json(run.folder / EVALUATION, record)
     n_suspects = _write_suspects(run)
     picture, page = _picture(run), write_report(run.folder)
@@ -113,8 +113,10 @@ def _write_suspects(run: Run) -> int:
     return len(found)
 
 
-def _change(folder: Path) -> Comparison | None:
-    before = answers_file(folder, "before")
-    if not before.is_file():
+def _change(run: Run) -> Comparison | None:
+    """Compare the answers before and after GRPO; None, with a warning, if files of answers were changed."""
+    try:
+        return compare(*(read_answers(answers_file(run.folder, when)) for when in ("before", "after")))
+    except DataError as error:
+        run.warn(str(error))
         return None
-    return compare(read_answers(before), read_answers(answers_file(folder)))

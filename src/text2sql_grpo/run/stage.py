@@ -17,13 +17,15 @@ from text2sql_grpo.errors import ConfigError
 from text2sql_grpo.evaluation.answers import write_answers
 from text2sql_grpo.evaluation.bench import Bench, evenly_spaced
 from text2sql_grpo.evaluation.summary import scored_sets
-from text2sql_grpo.files import write_json
+from text2sql_grpo.files import read_jsonl, write_json
 from text2sql_grpo.models.loaded_policy import LoadedPolicy
 from text2sql_grpo.reliability import ranks
 from text2sql_grpo.reliability.alerts import Alerts
 from text2sql_grpo.reporting.progress import answer_with_bar
 from text2sql_grpo.rewards import Answer
 from text2sql_grpo.run_folder import EVALUATION, answers_file, read_evaluation
+
+_JUDGED_BY = ("set", "example", "database", "question", "gold_sql", "other_golds")  # fields of an answer
 
 
 def wrong_stages(config: Config, processes: int, *, is_sharded: bool) -> list[str]:
@@ -136,13 +138,11 @@ def answer_on_all_ranks(
 def accuracy_before(run: Run, policy: LoadedPolicy, *, is_measured: bool) -> dict[str, Any]:
     """Measure held-out accuracy before GRPO.
 
-    A resumed run (`is_measured`) takes the figures of its folder.
+    A resumed run (`is_measured`) takes the figures of its folder, unless a held-out question has changed.
     """
-    if not run.config.evaluation.before_training or not run.bench.test:
-        return {}
-    is_known = ranks.is_main() and is_measured and "before" in read_evaluation(run.folder)
-    if ranks.any_rank(is_known):
-        return read_evaluation(run.folder) if is_known else {}
+    known = ranks.from_main(lambda: _known_before(run)) if is_measured else {}
+    if known or not run.config.evaluation.before_training or not run.bench.test:
+        return known
     with run.stage("evaluation before"):
         record = {"before": {"sets": held_out_accuracy(run, policy, "before")}}
     if ranks.is_main():
@@ -150,13 +150,36 @@ def accuracy_before(run: Run, policy: LoadedPolicy, *, is_measured: bool) -> dic
     return record
 
 
+def _known_before(run: Run) -> dict[str, Any]:
+    """Figures before GRPO in the run folder; empty if there are none, or a held-out question has changed."""
+    known, answers = read_evaluation(run.folder), answers_file(run.folder, "before")
+    if "before" not in known or not answers.is_file():
+        return {}
+    rows = read_jsonl(answers, "answers")
+    answered = [tuple(row.get(name) for name in _JUDGED_BY) for row in rows]
+    asked = [
+        (name, one.id, one.database, one.question, one.gold_sql, list(one.other_golds))
+        for name, examples in _asked(run).items()
+        for one in examples
+    ]
+    if answered != asked:
+        run.warn("held-out questions have changed: accuracy before training is measured again")
+        return {}
+    return {"before": known["before"]}
+
+
+def _asked(run: Run) -> dict[str, list[Example]]:
+    """Held-out questions of each set, `data.test_samples` of them."""
+    count = run.config.data.test_samples
+    return {name: evenly_spaced(examples, count) for name, examples in run.bench.test.items()}
+
+
 def held_out_accuracy(run: Run, policy: LoadedPolicy, when: str) -> dict[str, Any]:
     """Measure accuracy on each held-out set; write the answers into the run folder.
 
     With `evaluation.samples`, questions are also answered by sampling, and these answers are voted on.
     """
-    wanted, count = run.config.evaluation, run.config.data.test_samples
-    sets = {name: evenly_spaced(examples, count) for name, examples in run.bench.test.items()}
+    wanted, sets = run.config.evaluation, _asked(run)
     answers = answer_on_all_ranks(run, policy, sets, f"Evaluation {when}", wanted.temperature)
     sampled: dict[str, list[Answer]] = {}
     if wanted.samples:
