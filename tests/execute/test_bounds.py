@@ -80,8 +80,8 @@ def test_not_a_number_stays_so() -> None:
     [
         (Limits(max_rows=3, max_bytes=1000), 3, False),
         (Limits(max_rows=2, max_bytes=1000), 2, True),
-        (Limits(max_rows=3, max_bytes=3 * (9 + 9 + 7 + 6)), 3, False),
-        (Limits(max_rows=3, max_bytes=3 * (9 + 9 + 7 + 6) - 1), 2, True),
+        (Limits(max_rows=3, max_bytes=3 * (5 + 1 + 5 + 7 + 6)), 3, False),
+        (Limits(max_rows=3, max_bytes=3 * (5 + 1 + 5 + 7 + 6) - 1), 2, True),
         (Limits(max_rows=3, max_bytes=1), 0, True),
     ],
 )

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from decimal import Decimal
 
 from text2sql_grpo.sql.failure_text import cut_values, short_line
+from text2sql_grpo.sql.frames import marshalled
 from text2sql_grpo.sql.outcome import Cell, ExecutionOutcome, Limits, Row, Status
 from text2sql_grpo.sql.sqlite_guard import MAX_VALUE_BYTES
 
@@ -75,17 +76,17 @@ def keep_rows(rows: Iterator[Row], limits: Limits, deadline: float) -> tuple[tup
     n_bytes = 0
     is_cut = False
     for row in rows:
-        sizes = list(map(_size_of, row))
-        if max(sizes, default=0) > MAX_VALUE_BYTES:
+        size = len(marshalled(row))
+        if size > MAX_VALUE_BYTES:
             (row,), was_cut = cut_values([row], MAX_VALUE_BYTES)
             is_cut = is_cut or was_cut
-            sizes = list(map(_size_of, row))
-        n_bytes += sum(sizes)
+            size = len(marshalled(row))
+        n_bytes += size
         if len(kept) == limits.max_rows or n_bytes > limits.max_bytes:
             return tuple(kept), True
         if time.monotonic() > deadline:
             raise TimeLimitReachedError
-        if max(sizes, default=0) >= MAX_INT_BITS // 8:
+        if size > MAX_INT_BITS // 8:
             row = tuple(map(_short_number, row))
         kept.append(row)
     return tuple(kept), is_cut
@@ -94,12 +95,3 @@ def keep_rows(rows: Iterator[Row], limits: Limits, deadline: float) -> tuple[tup
 def _short_number(cell: Cell) -> Cell:
     is_long = isinstance(cell, int) and cell.bit_length() > MAX_INT_BITS
     return f"{Decimal(cell):f}" if is_long else cell  # type: ignore[arg-type]
-
-
-def _size_of(cell: Cell) -> int:
-    """Bytes of a value as marshalled, at most: its type, its length and itself."""
-    if isinstance(cell, str) and not cell.isascii():
-        cell = cell.encode(errors="replace")
-    if isinstance(cell, str | bytes):
-        return 5 + len(cell)
-    return max(9, cell.bit_length() // 7) if isinstance(cell, int) else 9  # DECIMAL may have 100,000 digits
