@@ -27,13 +27,12 @@ class ResultCache:
     Attributes:
         max_entries: Maximum number of results; 0 if it is not to be used.
         hits: Look-ups that found a result.
-        misses: Look-ups that did not.
     """
 
     def __init__(self, *, max_entries: int, max_bytes: int) -> None:
         """Create an empty cache; `max_bytes` bounds the memory that it takes."""
         self.max_entries = max_entries
-        self.hits = self.misses = 0
+        self.hits = 0
         self._max_bytes = max_bytes
         self._lock = threading.Lock()
         self._entries: Lru[Key, bytes] = Lru(max_bytes, max_entries=max_entries)
@@ -46,7 +45,6 @@ class ResultCache:
         with self._lock:
             entry = self._entries.get(key)
             if entry is None:
-                self.misses += 1
                 return None
             self.hits += 1
         return ExecutionOutcome(*loads(entry))

@@ -94,11 +94,6 @@ class SQLExecutor:
     def cache_hits(self) -> int:
         return self._cache.hits
 
-    @property
-    def cache_misses(self) -> int:
-        """Look-ups that found nothing, perhaps because such a result is never kept."""
-        return self._cache.misses
-
     def execute(
         self,
         database: Path | str,
