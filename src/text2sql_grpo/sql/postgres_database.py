@@ -146,7 +146,7 @@ class HardenedPostgres:
             DataError: No such server, database or role, a wrong password, or a role with too many rights.
         """
         self.location = location
-        self._shown = _without_password(location)
+        self._shown = without_password(location)
         self.is_volatile = False
         self._n_pending = 0  # messages whose answers were not read to the end
         self._deadline = 0.0  # of `time.monotonic`, for the server to answer
@@ -429,7 +429,12 @@ def _cell(value: Any) -> Any:
     return value
 
 
-def _without_password(location: str) -> str:
+def without_password(location: str) -> str:
+    """URL of a database for messages.
+
+    Raises:
+        DataError: It is malformed; names no part of it.
+    """
     try:
         parts = conninfo_to_dict(location)
     except psycopg.ProgrammingError:

@@ -86,15 +86,8 @@ def read(url: str, *, timeout_s: float) -> Schema:
     with needs_extra("postgresql", "a PostgreSQL database"):
         import psycopg
 
-        from text2sql_grpo.sql.postgres_database import GRACE_S, connected
-    try:
-        parts = psycopg.conninfo.conninfo_to_dict(url)
-    except psycopg.ProgrammingError:
-        # The URL and the original error may hold a password.
-        raise DataError(
-            "malformed PostgreSQL URL: write one such as postgresql://reader@localhost/sales"
-        ) from None
-    where = f"database {parts.get('dbname', 'of the user')} on {parts.get('host', 'this machine')}"
+        from text2sql_grpo.sql.postgres_database import GRACE_S, connected, without_password
+    where = without_password(url)
     deadline = time.monotonic() + timeout_s
     try:
         with closing(connected(url)) as connection:
