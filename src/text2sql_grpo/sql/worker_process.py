@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from text2sql_grpo.errors import RunError
+from text2sql_grpo.phrases import printable
 from text2sql_grpo.sql.address import Kind
 from text2sql_grpo.sql.engines import ENGINES
 from text2sql_grpo.sql.frames import FrameReader, framed, marshalled, unmarshalled, write_all
@@ -180,10 +181,7 @@ class Worker:
             with suppress(OSError, ValueError):  # closed
                 os.set_blocking(stream.fileno(), False)
                 data = stream.read(1 << 16) or b""
-        text = data.decode(errors="replace").strip()[-MAX_STDERR_CHARS:]
-        return "".join(
-            character if character.isprintable() or character == "\n" else "?" for character in text
-        )
+        return printable(data.decode(errors="replace").strip()[-MAX_STDERR_CHARS:])
 
     def kill(self) -> None:
         """Kill the process; a blocked `ask` sees EOF."""
