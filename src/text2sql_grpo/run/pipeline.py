@@ -301,32 +301,25 @@ def grpo_trainer(
     callbacks: list[TrainerCallback],
     select: Select | None = None,
 ) -> SQLGRPOTrainer:
-    """Make the trainer of a run, which prints nothing itself.
-
-    Raises:
-        ConfigError: TRL refuses fields of `grpo`.
-    """
+    """Make the trainer of a run, which prints nothing itself."""
     config = run.config
     is_adapted = isinstance(policy.model, PeftModel)  # by SFT: GRPO continues on the same adapter
     rewards = config.reward_mix()
     if rewards.warning:
         run.warn(rewards.warning)
-    try:
-        trainer = SQLGRPOTrainer(
-            policy.model,
-            run.bench.environment,
-            train_dataset=questions,
-            reward_funcs=rewards,
-            args=arguments,
-            processing_class=policy.tokenizer,
-            peft_config=None if is_adapted else lora_config(config.model, policy.model.config),
-            callbacks=callbacks,
-            rollout=config.rollout,
-            select=select,
-            losses=config.losses,
-        )
-    except ValueError as error:  # TRL refuses a combination of fields
-        raise ConfigError(f"grpo: {error}") from error
+    trainer = SQLGRPOTrainer(
+        policy.model,
+        run.bench.environment,
+        train_dataset=questions,
+        reward_funcs=rewards,
+        args=arguments,
+        processing_class=policy.tokenizer,
+        peft_config=None if is_adapted else lora_config(config.model, policy.model.config),
+        callbacks=callbacks,
+        rollout=config.rollout,
+        select=select,
+        losses=config.losses,
+    )
     name_base(trainer.model, policy)
     freeze_layers(trainer.model, config.model.frozen_layers)
     trainer.remove_callback(PrinterCallback)
