@@ -938,6 +938,57 @@ def test_a_given_word_changes_what_is_asked_only_where_the_name_is_not_english(s
     assert "measure" in before["plz"] and after["plz"] == ("zip code", {"detail"})
 
 
+def nouns_and_roles(
+    tmp_path: Path, tables: dict[str, str]
+) -> tuple[dict[str, str], dict[str, frozenset[str]]]:
+    """Nouns by table and column, and roles by column, of tables that are selected for i = 1 .. 60."""
+    numbers = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 60)"
+    script = (
+        f'CREATE TABLE "{name}" AS {numbers} SELECT {columns} FROM n;' for name, columns in tables.items()
+    )
+    file = sqlite_file(tmp_path / "any.sqlite", "".join(script))
+    with SQLExecutor() as executor:
+        found = with_words(Profile(executor, file), "any", Words(), place="").tables
+    columns = [column for table in found.values() for column in table.columns]
+    nouns = {name: table.noun for name, table in found.items()} | {one.name: one.noun for one in columns}
+    return nouns, {one.name: one.roles for one in columns}
+
+
+DAY = "date('2020-01-01', i || ' days')"
+
+
+@pytest.mark.parametrize(
+    ("tables", "nouns"),
+    [
+        (
+            {"raw_materials": "i / 2.0 AS old_price, i / 3.0 AS price, i / 4.0 AS base_pay, i AS src_port"},
+            ["raw material", "old price", "price", "base pay", '"src_port"'],
+        ),
+        (
+            {
+                "raw_stores": "i / 2.0 AS qty, i / 3.0 AS quantity, i AS tax, i AS store_tax",
+                "raw_items": "i / 2.0 AS price_each",
+            },
+            ["store", "item", '"qty"', '"quantity"', "tax", "store tax", '"price_each"'],
+        ),
+        (
+            {"penguins-raw": f'{DAY} AS year, {DAY} AS birth_month, {DAY} AS "Date Egg"'},
+            ["penguin", "date", '"birth_month"', '"Date Egg"'],
+        ),
+        (
+            {"orders": f"{DAY} AS OrderDate, {DAY} AS shippedDate", "sales": f"{DAY} AS sales_date"},
+            ["order", "sales", "order date", "shipped date", "date"],
+        ),
+        (
+            {one: "i / 2.0 AS size" for one in ("player_stats", "bases", "axes", "crimea", "driving")},
+            ["player stat", "base", "axis", '"crimea" row', '"driving" row', "size"],
+        ),
+    ],
+)
+def test_no_word_of_a_name_is_lost(tmp_path: Path, tables: dict[str, str], nouns: list[str]) -> None:
+    assert list(nouns_and_roles(tmp_path, tables)[0].values()) == nouns
+
+
 def test_a_database_without_rows_gives_no_question(tmp_path: Path) -> None:
     with closing(sqlite3.connect(tmp_path / "bare.sqlite")) as connection:
         connection.execute("CREATE TABLE sale (id INTEGER PRIMARY KEY, price REAL)")

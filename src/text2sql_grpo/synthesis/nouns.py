@@ -1,6 +1,8 @@
 """Nouns: names of tables and columns as people say them, their plurals and articles."""
 
 import re
+from collections import Counter
+from collections.abc import Iterable
 from functools import cache
 from typing import Any
 
@@ -33,7 +35,7 @@ def identifier_words(name: str) -> str:
 def is_english(name: str) -> bool:
     """True if a name can be read aloud in English: of words, known short forms, or two words in one.
 
-    >>> is_english("stg_OrderLines"), is_english("playlist"), is_english("Kundenbestellungen")
+    >>> is_english("OrderLines"), is_english("playlist"), is_english("Kundenbestellungen")
     (True, True, False)
     """
     words = _parts(name)
@@ -41,15 +43,11 @@ def is_english(name: str) -> bool:
 
 
 def _parts(name: str) -> list[str]:
-    """Words of a name without its prefixes (`stg_`); short ones written out."""
-    parts = identifier_words(name).split()
-    while len(parts) > 1 and parts[0] in vocabulary()["prefixes"]:
-        parts = parts[1:]
+    """Words of a name, short ones written out."""
     known = vocabulary()["words"]
-    words = [known.get(part, part) for part in parts]
-    if words[:1] in (["no"], ["n"]) and len(words) > 1:
-        words[0] = "number"
+    words = [known.get(part, part) for part in identifier_words(name).split()]
     if len(words) > 1:
+        words[0] = {"no": "number", "n": "number", "stat": "status"}.get(words[0], words[0])
         words[-1] = {"no": "number", "CD": "code"}.get(words[-1], words[-1])
     return words
 
@@ -67,12 +65,38 @@ def _is_word(word: str) -> bool:
 
 
 @cache
-def _dictionary() -> frozenset[str]:
-    return frozenset(SpellChecker(language="en").word_frequency.dictionary)
+def _dictionary() -> Counter[str]:
+    return Counter(SpellChecker(language="en").word_frequency.dictionary)
 
 
-def table_noun(name: str) -> str | None:
-    """Noun of one row of a table; None if its name is no noun that people would say.
+def without_layers(name: str, tables: Iterable[str] = ()) -> str:
+    """Words of a table's name without numbers and the layers of a warehouse.
+
+    A first word that may say what a row is (`raw_materials`) is a layer if several `tables` begin with it.
+
+    >>> without_layers("stg_shop__OrderLines"), without_layers("raw_stores"), without_layers("stores_raw")
+    ('order lines', 'raw stores', 'stores')
+    >>> without_layers("raw_stores", ["raw_stores", "raw_items"])
+    'stores'
+    """
+    known = vocabulary()
+    entities = (each.rpartition("__")[2] or each for each in (name, *tables))  # dbt's stg_SOURCE__ENTITY
+    words, *others = [_NUMBERS.sub(" ", identifier_words(each)).split() for each in entities]
+    firsts = Counter(first for first, _ in {(one[0], singular(one[1])) for one in others if len(one) > 1})
+    shared = {word for word in known["layers"] if firsts[word] > 1}
+    while len(words) > 1 and words[0] in shared.union(known["prefixes"]):
+        words = words[1:]
+    while len(words) > 1 and words[-1] in (*known["prefixes"], "raw", "old"):
+        words = words[:-1]
+    return " ".join(words)
+
+
+def table_noun(name: str, tables: Iterable[str] = ()) -> str | None:
+    """Noun of one row of a table; None if its name is no noun that people would say and count.
+
+    Args:
+        name: Name of the table.
+        tables: Names of all tables, see `without_layers`.
 
     >>> table_noun("Ref_OrderItems"), table_noun("Staff"), table_noun("Has_Pet"), table_noun("tblXQ7")
     ('order item', 'staff member', None, None)
@@ -82,9 +106,10 @@ def table_noun(name: str) -> str | None:
     ('staff member', 'customer', 'price list')
     >>> table_noun("calories"), table_noun("bias"), table_noun("biases"), table_noun("salespeople")
     ('calorie', 'bias', 'bias', 'salesperson')
+    >>> table_noun("player_stats"), table_noun("bases"), table_noun("axes"), table_noun("electricity")
+    ('player stat', 'base', 'axis', None)
     """
-    entity = name.rpartition("__")[2] or name  # dbt's stg_SOURCE__ENTITY
-    name = _NUMBERS.sub(" ", identifier_words(entity))
+    name = without_layers(name, tables)
     words = _spoken(name)
     if not words or not is_english(name) or set(words) & {"in", "per"}:
         return None
@@ -92,7 +117,10 @@ def table_noun(name: str) -> str | None:
     if len(words) > 1 and words[-1] in ("list", "export") and (words[-2] in units or is_plural(words[-2])):
         words = words[:-1]
     unit = [units[words[-1]]] if words[-1] in units else []
-    return singular_row(" ".join([*map(singular_row, words[:-1]), words[-1], *unit]))
+    noun = singular_row(" ".join([*map(singular_row, words[:-1]), words[-1], *unit]))
+    one, many = noun.split()[-1], plural(noun).split()[-1]
+    is_common = one in vocabulary()["irregular"] or _dictionary()[many] * 200 >= _dictionary()[one]
+    return noun if many == words[-1] or (_is_word(many) and is_common) else None
 
 
 def column_noun(name: str, table: str) -> str | None:
@@ -139,8 +167,19 @@ def column_noun(name: str, table: str) -> str | None:
     if words[0] == "name" and " ".join([*words[1:], "name"]) in vocabulary()["names"]:
         words = [*words[1:], "name"]
     if words[0] in ("amount", "date") and len(words) == 2 and words[1] not in ("due", "payable"):
+        if words[1] not in (table, *vocabulary()["events"].values()):
+            return f'"{name}"'
         words = words[:1] if words[1] == table else [words[0], "of", words[1]]
     return " ".join(words)
+
+
+def words_of(noun: str) -> list[str]:
+    """Words of a noun phrase; those of a name in quotes without numbers, short ones written out.
+
+    >>> words_of("length in feet"), words_of('"via_addr2"')
+    (['length', 'in', 'feet'], ['via', 'address'])
+    """
+    return " ".join(_parts(_NUMBERS.sub(" ", noun))).split() if '"' in noun else noun.split()
 
 
 def is_flag_name(name: str) -> bool:

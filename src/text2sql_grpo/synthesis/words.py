@@ -3,7 +3,7 @@
 import logging
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -27,6 +27,8 @@ from text2sql_grpo.synthesis.nouns import (
     table_noun,
     vocabulary,
     with_article,
+    without_layers,
+    words_of,
 )
 from text2sql_grpo.synthesis.profile import Kind, Profile, TableProfile, Value, Values
 from text2sql_grpo.synthesis.roles import names_rows, roles_of
@@ -165,7 +167,7 @@ def with_words(profile: Profile, name: str, words: Words, *, place: object) -> D
     if unknown:
         raise DataError(f"unknown tables or columns of the database {name!r}: {unknown} (at {place})")
     nouns = _table_nouns(profile, words)
-    tables = {each: _with_words(profile.tables[each], noun, words) for each, noun in nouns.items()}
+    tables = {each: _with_words(profile.tables, each, noun, words) for each, noun in nouns.items()}
     single = [Source(table.sql, {"": table}, {"": ""}) for table in tables.values()]
     links = list(_links(profile, tables))
     every = (*single, *_joins(links), *_across(links))
@@ -272,7 +274,7 @@ def _table_nouns(profile: Profile, words: Words) -> dict[str, str]:
     others have their names in quotes.
     """
     given = words.tables
-    nouns = {name: given[name] if name in given else _row_noun(one) for name, one in profile.tables.items()}
+    nouns = {name: given.get(name, _row_noun(profile.tables, name)) for name in profile.tables}
     holders = Counter(filter(None, nouns.values()))
     plain = {name: singular_row(identifier_words(name)) for name, noun in nouns.items() if noun is not None}
     named = Counter(plain.values())
@@ -285,27 +287,30 @@ def _table_nouns(profile: Profile, words: Words) -> dict[str, str]:
     return found
 
 
-def _row_noun(profile: TableProfile) -> str:
+def _row_noun(tables: Mapping[str, TableProfile], of: str) -> str:
     """Noun of a table's row by names; empty for a row that links others, and for a name that is not read."""
+    profile = tables[of]
     foreign = {name for key in profile.table.foreign_keys for name in key.columns}
     is_bare = len(foreign) > 1 and foreign >= {column.name for column in profile.table.columns}
     if profile.is_link or is_bare or _is_foreign(profile):
         return ""
-    return table_noun(_rows_name(profile.table)) or ""
+    return table_noun(_rows_name(profile.table), tables) or ""
 
 
 def _is_foreign(profile: TableProfile) -> bool:
     """True if fewer than half of a table's names are English: then all of them are asked in quotes."""
-    names = [profile.table.name, *(column.name for column in profile.table.columns)]
+    names = [without_layers(profile.table.name), *(column.name for column in profile.table.columns)]
     are_english = [is_english(name) for name in names if re.search(r"[^\W\d_]{4,}", name)]
     return 2 * sum(are_english) < len(are_english)
 
 
-def _with_words(profile: TableProfile, noun: str, words: Words) -> Table:
-    table = profile.table
-    foreign = {name for key in table.foreign_keys for name in key.columns}
+def _with_words(tables: Mapping[str, TableProfile], of: str, noun: str, words: Words) -> Table:
+    profile, table = tables[of], tables[of].table
     is_named = not noun.endswith('" row') or not words.split
-    is_foreign, given, row_noun = _is_foreign(profile), words.columns, _row_noun(profile) or noun
+    given, keys = words.columns, {profile.key, *(one.name for one in table.columns if one.is_primary_key)}
+    keys.update(name for key in table.foreign_keys for name in key.columns)
+    derived = _column_nouns(profile, noun, keys)
+    own = _column_nouns(profile, _row_noun(tables, of) or noun, keys)
     has_flags = sum(set(found.values) == {0, 1} for found in profile.columns.values()) >= MANY_FLAGS
     columns = []
     for declared in table.columns:
@@ -313,18 +318,17 @@ def _with_words(profile: TableProfile, noun: str, words: Words) -> Table:
         if found is None or found.kind is None:
             continue
         place = f"{table.name}.{name}"
-        is_key = declared.is_primary_key or name in foreign or name == profile.key
+        is_key = name in keys
         flag = "" if is_key or words.split else _flag_role(declared, found, has_flags)
         phrase = given.get(place)
         if place not in given and is_named:
-            derived = _column_noun(name, noun, found, is_key=is_key, is_foreign=is_foreign)
-            phrase = flag_noun(name) if flag else derived
+            phrase = flag_noun(name) if flag else derived[name]
             phrase = None if phrase and '"' in phrase and words.split else phrase
         if phrase is None:
             continue
         # A given word changes the text of questions, and what is asked only where the name is not read.
-        own = _column_noun(name, row_noun, found, is_key=is_key, is_foreign=is_foreign)
-        known = phrase if words.split or own is None or '"' in own else own
+        read = own[name]
+        known = phrase if words.split or read is None or '"' in read else read
         roles = (
             frozenset(["category", flag]) if flag else roles_of(known, found, profile.n_read, is_key=is_key)
         )
@@ -346,7 +350,7 @@ def _with_words(profile: TableProfile, noun: str, words: Words) -> Table:
     if not words.split and not any("label" in column.roles for column in columns):
         columns = _with_label(columns, profile, given)
     nouns = Counter(column.noun for column in columns)
-    distinct = tuple(column for column in columns if nouns[column.noun] == 1)
+    distinct = tuple(one if nouns[one.noun] == 1 else replace(one, noun=f'"{one.name}"') for one in columns)
     is_link = profile.is_link and noun.endswith('" row')
     return Table(table.name, noun, profile.n_read, distinct, is_link)
 
@@ -378,13 +382,28 @@ def _key_as_label(profile: TableProfile, given: Mapping[str, str | None]) -> Ite
             yield Column(table.name, name, noun, found.kind, True, False, found.values, roles=roles)
 
 
-def _column_noun(name: str, table: str, found: Values, *, is_key: bool, is_foreign: bool) -> str | None:
-    """Noun of a column by its name, which is put in quotes if it is not English."""
-    if is_foreign:
-        return None if is_key else f'"{name}"'
+def _column_nouns(profile: TableProfile, table: str, keys: Container[str | None]) -> dict[str, str | None]:
+    """Nouns of columns by their names, which are put in quotes if they are not English.
+
+    The table's word at the beginning stays where another column ends in the same noun: "order date", next to
+    "shipped date".
+    """
+    if _is_foreign(profile):
+        return {name: None if name in keys else f'"{name}"' for name in profile.columns}
+    nouns = {name: _column_noun(name, table, found) for name, found in profile.columns.items()}
+    ends = [" ".join(["", *words_of(noun)]) for noun in nouns.values() if noun]
+    for name, noun in nouns.items():
+        if noun not in vocabulary()["names"] and sum(end.endswith(f" {noun}") for end in ends) > 1:
+            nouns[name] = _column_noun(name, "", profile.columns[name])
+    return nouns
+
+
+def _column_noun(name: str, table: str, found: Values) -> str | None:
     noun = column_noun(name, table)
     if noun == table and found.kind == "text":
         return "name"
+    if noun and found.kind == "date" and noun.split()[-1] in _TIMES:
+        return "date" if noun in _TIMES else f'"{name}"'
     return count_noun(noun) or f'"{name}"' if noun and found.kind == "number" else noun
 
 
