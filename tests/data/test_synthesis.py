@@ -924,9 +924,9 @@ def test_a_given_word_changes_what_is_asked_only_where_the_name_is_not_english(s
     with closing(sqlite3.connect(shop / "shop.sqlite")) as connection:
         connection.executescript(
             "ALTER TABLE Customers RENAME COLUMN name TO customer;"
-            "ALTER TABLE Customers ADD plz INTEGER; UPDATE Customers SET plz = age * age;"
+            "ALTER TABLE Customers ADD umsatz INTEGER; UPDATE Customers SET umsatz = age * age;"
         )
-    columns = {"age": "grade", "home town": "telephone", "customer": "client code", "plz": "zip code"}
+    columns = {"age": "grade", "home town": "telephone", "customer": "client code", "umsatz": "pay"}
     given = Words(tables={"Customers": "client"}, columns={f"Customers.{k}": v for k, v in columns.items()})
     with SQLExecutor() as executor:
         profile = Profile(executor, shop / "shop.sqlite")
@@ -935,7 +935,7 @@ def test_a_given_word_changes_what_is_asked_only_where_the_name_is_not_english(s
     after = {one.name: (one.noun, one.roles) for one in worded.tables["Customers"].columns}
     for name in ("age", "home town", "customer"):
         assert after[name] == (columns[name], before[name]) and before[name]
-    assert "measure" in before["plz"] and after["plz"] == ("zip code", {"detail"})
+    assert before["umsatz"] == {"detail"} and "measure" in after["umsatz"][1]
 
 
 def nouns_and_roles(
@@ -955,6 +955,21 @@ def nouns_and_roles(
 
 
 DAY = "date('2020-01-01', i || ' days')"
+
+
+def test_keys_codes_and_moments_are_no_measures(tmp_path: Path) -> None:
+    tables = {
+        "trips": "i AS id, 1000 + i % 7 AS from_stop_id, i % 7 + 1 AS hates_key, i % 3 + 1 AS ShipVia, "
+        "i % 9 + 1 AS second_pilot, i * 991 AS cik, i * 7 AS country_iso, i * 7 % 50 AS wounds, "
+        "i * 1.5 AS gpf, i - 30 AS dep_delay, 1600000000000 + i * 86400123 AS created_ms, "
+        "i * 2.5 AS latency_ms, i * 3.5 AS balance_after, i * 4.5 AS opening_balance",
+        "pilots": "i AS id, 'P' || char(96 + i % 26) || char(97 + i / 26) AS name",
+    }
+    nouns, roles = nouns_and_roles(tmp_path, tables)
+    assert not {"from_stop_id", "hates_key"} & set(nouns)
+    measures = {"wounds", "gpf", "dep_delay", "latency_ms", "balance_after", "opening_balance"}
+    assert {name for name, found in roles.items() if "measure" in found} == measures
+    assert not any("sum" in found for found in roles.values())
 
 
 @pytest.mark.parametrize(

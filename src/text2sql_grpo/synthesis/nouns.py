@@ -154,7 +154,7 @@ def column_noun(name: str, table: str) -> str | None:
     if words[-2:] == ["of", table] and len(words) > 2:
         words = words[:-2]
     is_event = words[:1] == ["date"] and len(words) > 2 and words[1] != "of"  # "date became customer"
-    if not words or is_event or words[-1] in vocabulary()["keys"]:
+    if not words or is_event:
         return None
     if words[-1] in vocabulary()["endings"]:
         return f'"{name}"'
@@ -234,7 +234,8 @@ def count_noun(noun: str) -> str | None:
 def _spoken(name: str) -> list[str] | None:
     """Words of a name, short ones written out; none if it names a key, None if it is no noun."""
     words = " ".join(_parts(name)).split()
-    if not words or any(word.endswith("id") and word not in (*vocabulary()["ids"], "id") for word in words):
+    is_key = any(word.endswith("id") and word not in (*vocabulary()["ids"], "id") for word in words)
+    if not words or is_key or words[-1] in vocabulary()["keys"]:
         return []
     is_joined = set(words) & set(vocabulary()["joints"]) or {words[0], words[-1]} & {"of", "in", "per"}
     is_act = _PARTICIPLE.search(words[-1]) or (words[0] in vocabulary()["verbs"] and words != ["year"])

@@ -2,7 +2,7 @@
 
 import re
 
-from text2sql_grpo.synthesis.nouns import is_plural, vocabulary
+from text2sql_grpo.synthesis.nouns import is_english, is_plural, vocabulary, words_of
 from text2sql_grpo.synthesis.profile import Values
 
 MAX_GROUPS = 24
@@ -17,9 +17,10 @@ def roles_of(
 ) -> frozenset[str]:
     """Slots of templates that a column fits, besides those of `candidates._fits`.
 
-    `label` names a row, `title` names it alone, and `named` is the name of some rows alone; `category` is a
-    text or code that repeats, `kind` one with few values; `detail` is worth showing; `measure` can be
-    averaged and ranked, `sum` added up, `range` compared with a number; `day` is a date, `blank` has NULLs.
+    `label` names a row, `title` names it alone, and `named` is the name of some rows alone;
+    `category` is a text or code that repeats, `kind` one with few values; `detail` is worth showing;
+    `measure` can be averaged and ranked, `sum` added up, `range` compared with a number; `day` is a date,
+    `blank` has NULLs.
     (`words` adds `boolean`, of a declared type, and `flag`, of 0 and 1: categories that are true or false.)
     Constants, serial numbers and columns with another mark for missing values than NULL fit none.
 
@@ -29,7 +30,7 @@ def roles_of(
         is_named: True if it names the rows by its values; see `names_rows`.
     """
     known = vocabulary()
-    words = noun.split()
+    words = words_of(noun) or [noun]
     values = found.values
     is_name = words[-1] in ("name", "title") or noun in known["names"]
     is_named = is_named or is_name or ('"' in noun and found.kind == "text" and found.is_unique)
@@ -43,7 +44,7 @@ def roles_of(
         is_day = all(_DAY.fullmatch(str(value)) for value in values)
         return frozenset(roles | ({"day", "detail"} if is_day else set()))
     if found.kind == "number":
-        return frozenset(roles | _of_number(noun, found, n_rows))
+        return frozenset(roles | _of_number(noun, words, found, n_rows))
     texts = [str(value) for value in values]
     few = len(texts) // 10
     if sum(text != plain_text(text) for text in texts) > few:
@@ -79,9 +80,8 @@ def plain_text(text: str) -> str:
     return "".join(letter for letter in " ".join(text.split()) if letter.isprintable() and letter != "\\")
 
 
-def _of_number(noun: str, found: Values, n_rows: int) -> set[str]:
+def _of_number(noun: str, words: list[str], found: Values, n_rows: int) -> set[str]:
     known = vocabulary()
-    words = noun.split()
     values = found.values
     numbers = [value for value in values if not isinstance(value, str)]
     is_whole = all(number == int(number) for number in numbers)
@@ -90,13 +90,16 @@ def _of_number(noun: str, found: Values, n_rows: int) -> set[str]:
     )
     if is_serial or len(numbers) < 3:
         return set()
-    if '"' in noun and is_whole and len({len(str(number)) for number in numbers}) == 1 and numbers[0] > 999:
-        return {"detail"}  # a name that was not read may be that of a code
+    if any(unit <= numbers[0] and numbers[-1] <= 2.2 * unit for unit in (1e9, 1e12, 1e15, 1e18)):
+        return {"detail"}  # moments: (nano)seconds since 1970
     if is_whole and numbers[0] >= 1500 and numbers[-1] <= 2100:  # years
         return {"detail", "range"} if "year" in words else set()
     is_count = noun.startswith("number of ")
     is_measured = words[-2:-1] == ["in"] and words[-1] in known["measures"].values()
-    is_coded = words[-1] in known["codes"] or set(words) & set(known["code_words"])
+    # A name that is not read, or ends in "via", may be that of a code.
+    is_unread = '"' in noun and (words[-1] in known["joints"] or not is_english(" ".join(words)))
+    may_be_code = is_unread and is_whole and numbers[0] >= 0
+    is_coded = may_be_code or words[-1] in known["codes"] or set(words) & set(known["code_words"])
     if is_coded and not (is_count or is_measured):
         names_kinds = is_whole and len(numbers) <= min(MAX_GROUPS, n_rows // 2) and not is_plural(noun)
         kinds = {"category"} if found.has_nulls else {"category", "kind"}
@@ -104,6 +107,7 @@ def _of_number(noun: str, found: Values, n_rows: int) -> set[str]:
     roles = {"detail", "range"}
     if words[0] not in known["no_sums"] or len(words) == 1:
         roles.add("measure")
-    if (is_count or set(words) & set(known["sums"])) and not set(words) & set(known["no_sums"]):
+    is_added = is_count or ('"' not in noun and set(words) & set(known["sums"]))
+    if is_added and not set(words) & {*known["no_sums"], *known["states"]}:
         roles.add("sum")
     return roles

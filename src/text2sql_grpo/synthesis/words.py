@@ -3,7 +3,7 @@
 import logging
 import re
 from collections import Counter
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -329,8 +329,9 @@ def _with_words(tables: Mapping[str, TableProfile], of: str, noun: str, words: W
         # A given word changes the text of questions, and what is asked only where the name is not read.
         read = own[name]
         known = phrase if words.split or read is None or '"' in read else read
+        refers = is_key or _refers(known, found, (one for each, one in tables.items() if each != of))
         roles = (
-            frozenset(["category", flag]) if flag else roles_of(known, found, profile.n_read, is_key=is_key)
+            frozenset(["category", flag]) if flag else roles_of(known, found, profile.n_read, is_key=refers)
         )
         columns.append(
             Column(
@@ -405,6 +406,14 @@ def _column_noun(name: str, table: str, found: Values) -> str | None:
     if noun and found.kind == "date" and noun.split()[-1] in _TIMES:
         return "date" if noun in _TIMES else f'"{name}"'
     return count_noun(noun) or f'"{name}"' if noun and found.kind == "number" else noun
+
+
+def _refers(noun: str, found: Values, others: Iterable[TableProfile]) -> bool:
+    """True if a column ends in the noun of another table, and its numbers are keys of that table."""
+    last = words_of(noun)[-1:]
+    called = (one for one in others if singular_row(without_layers(one.table.name)).split()[-1:] == last)
+    keys = (one.columns.get(one.key or "") for one in called)
+    return found.kind == "number" and any(key and set(found.values) <= set(key.values) for key in keys)
 
 
 def _flag_role(declared: sql_schema.Column, found: Values, has_flags: bool) -> Literal["boolean", "flag", ""]:
