@@ -1004,6 +1004,13 @@ def test_no_word_of_a_name_is_lost(tmp_path: Path, tables: dict[str, str], nouns
     assert list(nouns_and_roles(tmp_path, tables)[0].values()) == nouns
 
 
+def test_a_name_that_many_rows_share_names_none(tmp_path: Path) -> None:
+    name = "char(97 + i % 20) || 'o' || char(97 + i % 8)"
+    columns = f"i AS id, 'Study ' || char(97 + i % 3) AS study_name, {name} AS last_name"
+    _, roles = nouns_and_roles(tmp_path, {"penguins": columns})
+    assert [name for name, found in roles.items() if "label" in found] == ["last_name"]
+
+
 def test_a_database_without_rows_gives_no_question(tmp_path: Path) -> None:
     with closing(sqlite3.connect(tmp_path / "bare.sqlite")) as connection:
         connection.execute("CREATE TABLE sale (id INTEGER PRIMARY KEY, price REAL)")

@@ -3,7 +3,7 @@
 import re
 
 from text2sql_grpo.synthesis.nouns import is_english, is_plural, vocabulary, words_of
-from text2sql_grpo.synthesis.profile import Values
+from text2sql_grpo.synthesis.profile import MAX_VALUES, Values
 
 MAX_GROUPS = 24
 MAX_TEXT_LENGTH = 60
@@ -17,7 +17,7 @@ def roles_of(
 ) -> frozenset[str]:
     """Slots of templates that a column fits, besides those of `candidates._fits`.
 
-    `label` names a row, `title` names it alone, and `named` is the name of some rows alone;
+    `label` names a row, mostly alone, `title` always alone, and `named` is the name of some rows alone;
     `category` is a text or code that repeats, `kind` one with few values; `detail` is worth showing;
     `measure` can be averaged and ranked, `sum` added up, `range` compared with a number; `day` is a date,
     `blank` has NULLs.
@@ -55,7 +55,7 @@ def roles_of(
     if is_named and not has_numbers and "detail" in roles:
         if found.repeated is not None and len(found.repeated - {None}) * 5 <= len(texts):
             roles |= {"named"}
-        if not found.has_nulls:
+        if not found.has_nulls and len(texts) * 2 >= min(n_rows, MAX_VALUES):
             roles |= {"label"} | ({"title", "named"} if found.is_unique else set())
     elif not (is_named or has_numbers or is_plural(noun) or set(words) & set(known["contacts"])):
         if len(texts) * 4 <= n_rows * 3:
