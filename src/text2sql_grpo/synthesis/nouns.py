@@ -106,8 +106,8 @@ def table_noun(name: str, tables: Iterable[str] = ()) -> str | None:
     ('staff member', 'customer', 'price list')
     >>> table_noun("calories"), table_noun("bias"), table_noun("biases"), table_noun("salespeople")
     ('calorie', 'bias', 'bias', 'salesperson')
-    >>> table_noun("player_stats"), table_noun("bases"), table_noun("axes"), table_noun("electricity")
-    ('player stat', 'base', 'axis', None)
+    >>> table_noun("player_stats"), table_noun("bases"), table_noun("software"), table_noun("electricity")
+    ('player stat', 'base', 'software product', None)
     """
     name = without_layers(name, tables)
     words = _spoken(name)
