@@ -168,6 +168,34 @@ def test_what_is_no_gold_is_counted_with_its_reason(
     assert reason in next(iter(made.reasons))
 
 
+@pytest.mark.parametrize("engine", ["sqlite", "duckdb", "postgresql"])
+def test_statements_that_read_what_is_hidden_are_in_no_file(
+    make_database: Callable[[str, str], Path | str],
+    tmp_path: Path,
+    engine: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    contacts = """ALTER TABLE customers ADD COLUMN email VARCHAR(40);
+        UPDATE customers SET email = name || '@ex.org';
+        CREATE VIEW contact AS SELECT email FROM customers WHERE id = 4;"""
+    address = without_password(str(make_database(engine, script() + contacts)), monkeypatch)
+    hidden = [
+        "SELECT name FROM customers WHERE email = 'Person B@ex.org'",
+        "SELECT c.name FROM customers c WHERE c.email = $1",
+        "SELECT COUNT(*) FROM customers WHERE email LIKE 'Person%'",
+        "SELECT * FROM customers WHERE id = 3",
+        "SELECT email FROM contact",
+    ]
+    kept = "SELECT COUNT(*) FROM customers WHERE age > 30"
+    made, found = made_of(address, tmp_path, ";\n".join([*hidden, kept]))
+    assert list(found) == [kept] and made.reasons == {"reads what is hidden": len(hidden)}
+    log, out = write(tmp_path / "kept.sql", f"{kept};"), str(tmp_path / "hidden" / "log.jsonl")
+    command = ["data", "log", "--databases", str(address), "--log", log, "--out", out]
+    assert main([*command, "--hide", "customers.age"]) == 1 and not Path(out).exists()
+    assert main([*command, "--hide", "customers"]) == 1 and not Path(out).exists()
+    assert main([*command, "--hide", "orders"]) == 0
+
+
 def test_a_limit_that_cuts_nothing_is_removed(shop: Path, tmp_path: Path) -> None:
     _, found = made_of(shop, tmp_path, "SELECT name FROM customers WHERE id = 5 LIMIT 1;\n")
     assert found == {

@@ -490,7 +490,7 @@ def test_what_is_hidden_may_have_words_and_is_reported(shop: Path, tmp_path: Pat
     made = make_questions(shop, tmp_path / "made", question_sets=TINY_SETS, hide=hide)
     assert {one.table: (bool(one.n_questions), one.n_rows) for one in made.tables} == {
         "order": (True, 90),
-        "Customers": (False, None),
+        "customers": (False, None),
     }
     golds = " ".join(row["gold_sql"] for rows in read(tmp_path / "made").values() for row in rows)
     assert "status" in golds and "seller" not in golds and "Customers" not in golds and not made.lacks

@@ -198,6 +198,7 @@ def log(
     log: list[str],
     out: Path = Path("log.jsonl"),
     words: Path | None = None,
+    hide: list[str] | None = None,
     seed: int = 0,
 ) -> int:
     """Make questions of the queries that people ran, from logs.
@@ -214,15 +215,18 @@ def log(
             a PostgreSQL database; or folders of dbt projects.
         out: JSONL file to write. Files that were edited stay as they are.
         words: YAML with names in plain words, as `data words` writes it.
+        hide: Tables and columns that no kept query reads, as `data.hide`; default: personal data.
         seed: Random seed of values for parameters.
     """
     from rich.table import Table
 
     from text2sql_grpo.reporting.terminal import TextConsole
+    from text2sql_grpo.sql.personal import PERSONAL
     from text2sql_grpo.synthesis.log_questions import questions_of_logs
 
     with writing_to(out):
-        made = questions_of_logs(databases, log, out, words=words, seed=seed)
+        patterns = (PERSONAL,) if hide is None else hide
+        made = questions_of_logs(databases, log, out, words=words, hide=patterns, seed=seed)
     table = Table("left out", "statements", box=None, pad_edge=False)
     for reason, count in made.reasons.most_common():
         table.add_row(reason, str(count))

@@ -21,6 +21,7 @@ MAX_SHAPES = 20_000  # different statements that are kept in memory; literals do
 N_TRIED = 5  # statements of one shape, and values of its parameters, that are tried until one has rows
 N_ASKED = 5  # rows asked for where the limit is a parameter
 
+_HIDDEN = "reads what is hidden"
 _LIMITS = Limits(timeout_s=TIMEOUT_S, max_rows=MAX_ROWS + 1)
 _LITERAL = re.compile(r"'(?:[^']|'')*'|\b\d+(?:\.\d+)?\b")
 _QUERY_START = re.compile(r"^\s*(SELECT|WITH)\b", re.I | re.M)
@@ -65,7 +66,8 @@ def log_queries(
     """Queries of a log that can serve as golds, the most frequent first.
 
     Kept are read-only queries of the database's tables, once for each tree without literals, that return 1 to
-    `MAX_ROWS` rows in at most `TIMEOUT_S`, not only NULLs and zeros, the same each time.
+    `MAX_ROWS` rows in at most `TIMEOUT_S`, not only NULLs and zeros, the same each time. They read nothing
+    that is hidden.
 
     Args:
         profile: The database, whose stored values fill parameters that the log has no values of.
@@ -134,10 +136,13 @@ class _Reader:
         for each in tables:
             namespaces = self._namespaces.get(each.name.lower(), [])
             if not namespaces:
-                raise _LeftOut("tables that the database lacks")
+                is_hidden = each.name.lower() in self._profile.hidden_tables
+                raise _LeftOut(_HIDDEN if is_hidden else "tables that the database lacks")
             if len(namespaces) == 1:  # as a dbt project or another server qualifies it
                 each.set("catalog", None)
                 each.set("db", exp.to_identifier(namespaces[0] or None))
+        if self._profile.refusal(self._written(tree.transform(_without_parameter))):
+            raise _LeftOut(_HIDDEN)
         return tree, self._written(_without_literals(tree))
 
     def gold(self, statements: list[Statement]) -> tuple[str, exp.Query]:
@@ -199,7 +204,7 @@ class _Reader:
     def _as_typed(self, statement: Statement, tree: exp.Query) -> str:
         """SQL of a tree: the statement itself if it is that tree and returns the same."""
         text, written = without_comments(statement.sql, self._dialect).strip(), self._written(tree)
-        is_same = read_query(text, self._dialect).tree == tree
+        is_same = read_query(text, self._dialect).tree == tree and not self._profile.refusal(text)
         return text if is_same and self._execute(text).rows == self._execute(written).rows else written
 
     def _written(self, tree: exp.Expr) -> str:
@@ -269,6 +274,10 @@ def _with_named_parameters(text: str) -> str:
         return f":{found['at']}" if found["at"] else found[0]
 
     return _PARAMETER.sub(named, text)
+
+
+def _without_parameter(node: exp.Expr) -> exp.Expr:
+    return exp.null() if isinstance(node, exp.Placeholder) else node
 
 
 def _without_literals(tree: exp.Query) -> exp.Expr:

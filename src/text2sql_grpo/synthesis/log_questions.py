@@ -1,5 +1,6 @@
 """Question files of logs."""
 
+import logging
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,12 +14,15 @@ from text2sql_grpo.data.databases import open_address
 from text2sql_grpo.files import read_json, refuse_edited, sha256, write_json, write_jsonl
 from text2sql_grpo.sql import SQLExecutor
 from text2sql_grpo.sql.address import Database
+from text2sql_grpo.sql.personal import PERSONAL
 from text2sql_grpo.synthesis.log_files import read_log
 from text2sql_grpo.synthesis.log_queries import log_queries
 from text2sql_grpo.synthesis.profile import Profile
 from text2sql_grpo.synthesis.wording import question_of
 from text2sql_grpo.synthesis.words import with_words
 from text2sql_grpo.synthesis.words_file import read_words
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -48,7 +52,13 @@ class MadeOfLogs:
 
 
 def questions_of_logs(
-    databases: Database, logs: Sequence[str], out: Path, *, words: Path | None = None, seed: int = 0
+    databases: Database,
+    logs: Sequence[str],
+    out: Path,
+    *,
+    words: Path | None = None,
+    hide: Sequence[str] = (PERSONAL,),
+    seed: int = 0,
 ) -> MadeOfLogs:
     """Write questions for the queries of logs, the most frequent first.
 
@@ -58,6 +68,7 @@ def questions_of_logs(
     Args:
         databases: One database: a file, a folder of rows or a URL.
         logs: See `read_log`.
+        hide: Tables and columns, as `data.hide`; queries that read them are left out.
         seed: Random seed of values for parameters.
 
     Raises:
@@ -70,7 +81,9 @@ def questions_of_logs(
     calls, asked = dict[str, int](), set[str]()
     with SQLExecutor() as executor:
         statements = chain.from_iterable([read_log(source, address) for source in logs])
-        profile = Profile(executor, address)
+        profile = Profile(executor, address, hide)
+        for pattern in profile.unmatched:
+            _log.warning("--hide: no table or column of %s is named %s", name, pattern)
         database = with_words(profile, name, read_words(words), place=words)
         queries, reasons = log_queries(statements, profile, seed=seed)
     for number, query in enumerate(queries):

@@ -12,11 +12,11 @@ from text2sql_grpo.errors import DataError
 from text2sql_grpo.grading.mirror import mirror_type, table_sql
 from text2sql_grpo.sql import SQLExecutor
 from text2sql_grpo.sql.address import Database, parse_address
-from text2sql_grpo.sql.hidden import hide
+from text2sql_grpo.sql.hidden import read_hidden
 from text2sql_grpo.sql.names import plain_name, quote_name
 from text2sql_grpo.sql.outcome import Limits, Row
 from text2sql_grpo.sql.query import in_dialect
-from text2sql_grpo.sql.schema import Column, ForeignKey, Table, read_schema
+from text2sql_grpo.sql.schema import Column, ForeignKey, Table
 
 Value = str | int | float
 Kind = Literal["number", "date", "text"]
@@ -97,8 +97,9 @@ class Profile:
     Attributes:
         schema: Its schema, without what is hidden.
         hidden: Names of the tables and columns that are hidden, in lower case.
-        hidden_tables: Tables whose columns are all hidden.
+        hidden_tables: Tables and views whose columns are all hidden, in lower case.
         unmatched: Patterns of what to hide that name nothing here.
+        refusal: Reason why a query of the database might read what is hidden; empty if it does not.
         ambiguous: Tables that are left out, as another one has their name, which finds that one or none.
         executor: Runs its queries.
         native: A query of SQLite in the SQL of the database; None if it cannot be said there.
@@ -114,12 +115,11 @@ class Profile:
         self.executor = executor
         self._engine = parse_address(database).engine
         self.native = cache(self._native)
-        whole = read_schema(database)
-        found = hide(whole, hidden)
+        found = read_hidden(database, hidden, executor)
         self.schema, self.hidden, self.unmatched = found.schema, found.names(), found.unmatched
+        self.hidden_tables = [name for name in self.hidden if not found.visible.get(name, True)]
+        self.refusal = found.refusal
         tables = self.schema.tables
-        shown = {one.name for one in tables}
-        self.hidden_tables = [one.name for one in whole.tables if one.name not in shown]
         names = Counter(table.name.lower() for table in tables)
         self.ambiguous = tuple(one for one in tables if one.namespace and names[one.name.lower()] > 1)
         self.tables = {one.name: self._table(one) for one in tables if one not in self.ambiguous}
