@@ -418,13 +418,13 @@ def test_values_of_numpy_and_pandas_are_those_of_python() -> None:
     row = {"question": "?", "sql": "SELECT 1", "database": "shop"}
     others = numpy.array(["SELECT 1 AS x"], dtype=object)
     rows = [
-        row | {"id": numpy.int64(3), "gold_is_empty": numpy.bool_(True), "other_golds": others},
-        row | {"id": pandas.NA, "difficulty": numpy.str_("hard")},
+        row | {"id": numpy.int64(1), "gold_is_empty": numpy.bool_(True), "other_golds": others},
+        row | {"id": pandas.NA, "difficulty": numpy.str_("hard"), "evidence": pandas.NaT},
     ]
     for source in (rows, pandas.DataFrame(rows)):
         first, second = (question.example for question in read_questions(source))
-        assert (first.id, first.gold_is_empty, first.other_golds) == ("3", True, ("SELECT 1 AS x",))
-        assert (second.id, second.difficulty) == ("1", "hard")
+        assert (first.id, first.gold_is_empty, first.other_golds) == ("1", True, ("SELECT 1 AS x",))
+        assert (second.id, second.difficulty, second.question) == ("row-1", "hard", "?")
     for wrong, shown in ((0.5, "got 0.5"), (UUID(int=1), "got UUID('00000000")):
         with pytest.raises(DataError, match=re.escape(f"id must be a valid string, {shown}")):
             read_questions([row | {"id": wrong}])

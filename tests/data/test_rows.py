@@ -56,8 +56,8 @@ def test_columns_are_mapped_by_name(databases: Databases, executor: SQLExecutor,
     examples = load_examples(make(SPIDER), databases, executor)
 
     assert examples == [
-        Example("0", "shop", "How many?", "SELECT count(*) FROM t"),
-        Example("1", "shop", "Above 9?", "SELECT a FROM t WHERE a > 9", gold_is_empty=True),
+        Example("row-0", "shop", "How many?", "SELECT count(*) FROM t"),
+        Example("row-1", "shop", "Above 9?", "SELECT a FROM t WHERE a > 9", gold_is_empty=True),
     ]
 
 

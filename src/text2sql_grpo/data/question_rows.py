@@ -148,7 +148,8 @@ def row_question(
             raise DataError(f"unknown field {column!r} (at {place}): did you mean {meant}?")
     if given["id"] is None or cells.keys().isdisjoint(("id", "instanceid")):
         key = number if given["id"] is None else given["id"]
-        given["id"] = f"{origin}-{key}" if origin else key
+        prefix = origin or ("row" if given["id"] is None else "")  # a bare number may be the id of another
+        given["id"] = f"{prefix}-{key}" if prefix else key
     if type(given["id"]) is int:  # no bool
         given["id"] = str(given["id"])
     given["database"] = given["database"] or database
@@ -220,9 +221,9 @@ def accepted_queries(query: str) -> list[str]:
 
 
 def _plain(value: Any) -> Any:
-    """Value as JSON has it: pandas' NaN and NA are missing ones, and values of NumPy are Python's."""
+    """Value as JSON has it: pandas' NaN, NA and NaT are missing ones, and values of NumPy are Python's."""
     value = value.tolist() if hasattr(value, "tolist") else value
-    if type(value).__name__ == "NAType" or (isinstance(value, float) and math.isnan(value)):
+    if type(value).__name__ in ("NAType", "NaTType") or (isinstance(value, float) and math.isnan(value)):
         return None
     return str(value) if isinstance(value, str) else value
 
