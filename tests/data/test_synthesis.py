@@ -372,24 +372,28 @@ def test_links_of_undeclared_tables_are_mined_from_equal_names_and_from_codes(
     with closing(sqlite3.connect(file)) as connection:
         connection.executescript("""
             CREATE TABLE airlines (carrier TEXT, name TEXT);
-            CREATE TABLE airports (faa TEXT, name TEXT, first_pilot TEXT);
-            CREATE TABLE flights (carrier TEXT, origin TEXT, dest TEXT, pilot TEXT, hour INTEGER);
+            CREATE TABLE airports (faa TEXT, name TEXT, first_pilot TEXT, gate INTEGER, lot_no INTEGER);
+            CREATE TABLE flights (carrier TEXT, origin TEXT, dest TEXT, pilot TEXT, hour INTEGER,
+              gate INTEGER, lot_no INTEGER);
             CREATE TABLE hours (hour INTEGER, name TEXT);
             INSERT INTO airlines VALUES ('AA', 'American'), ('UA', 'United'), ('DL', 'Delta');
-            INSERT INTO airports VALUES ('JFK', 'Kennedy', 'Ann'), ('LGA', 'Guardia', 'Bob');
-            INSERT INTO airports VALUES ('EWR', 'Newark', 'Cy');
+            INSERT INTO airports VALUES ('JFK', 'Kennedy', 'Ann', 3, 1), ('LGA', 'Guardia', 'Bob', 1, 2);
+            INSERT INTO airports VALUES ('EWR', 'Newark', 'Cy', 2, 3);
             INSERT INTO hours VALUES (1, 'one'), (2, 'two'), (3, 'three');
         """)
         places = (("JFK", "LGA", "Ann", 1), ("LGA", "EWR", "Bob", 2), ("EWR", "ZZZ", "Cy", 3))
-        rows = [(carrier, *place) for carrier in ("AA", "UA", "DL") for place in places]
-        connection.executemany("INSERT INTO flights VALUES (?, ?, ?, ?, ?)", rows)
+        rows = [
+            (carrier, *place, n, n) for carrier in ("AA", "UA", "DL") for n, place in enumerate(places, 1)
+        ]
+        connection.executemany("INSERT INTO flights VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
         if declares:
             connection.execute("CREATE TABLE crew (carrier TEXT REFERENCES airlines (carrier))")
         connection.commit()
     with SQLExecutor() as executor:
         keys = Profile(executor, file).tables["flights"].table.foreign_keys
     found = {(key.columns[0], key.table, key.references[0]) for key in keys}
-    # `dest` holds a value that no airport has; `pilot` refers to a column that is not the first of its table.
+    # `dest` holds a value that no airport has; `pilot` refers to a column that is not the first of its table;
+    # `gate` and `lot_no` count from 1 in both tables.
     wanted = {("carrier", "airlines", "carrier"), ("origin", "airports", "faa"), ("hour", "hours", "hour")}
     assert found == (set() if declares else wanted)
 

@@ -28,6 +28,9 @@ TIMEOUT_S = 5.0  # time limit of a query of the profile and of a gold query, sec
 _SAMPLE = Limits(timeout_s=60.0, max_rows=SAMPLE_ROWS, max_bytes=200_000_000)
 _GOLD = Limits(timeout_s=TIMEOUT_S)
 _KEY_NAME = re.compile(r"(id|nr|no|num|number|nummer|code|key|cod|uuid)$")
+_KEY_WORD = re.compile(
+    r"([\W_]|(?<=[a-z])(?=[A-Z]))(?i:id|code|key|cod|uuid)$"
+)  # neither `grid` nor `lap_no`
 _DATE = re.compile(r"\d{4}-\d\d-\d\d")
 
 
@@ -214,7 +217,8 @@ class Profile:
         A column is taken for one if another table has a column without repeats of the same name, or of the
         name without that table's, and holds each of its values; if two tables do, for none. In a database
         that declares no foreign key, as of CSV files, names may also be no key's, and the texts of a
-        column with repeats may refer to the first column of a table, whatever the names.
+        column with repeats may refer to the first column of a table, whatever the names. The names of
+        numbers must tell, as many columns hold some of 1, 2, 3 ..
         """
         declares = any(table.foreign_keys for table in self.schema.tables)
         targets = [
@@ -235,6 +239,7 @@ class Profile:
                         _refers(column, other, key)
                         or (not declares and self._looks_like(name, column, other, key))
                     )
+                    and self._is_telling(name, column, other, key)
                     and self._is_within(name, column, other, key)
                 ]
                 if len(fitting) == 1:
@@ -249,6 +254,19 @@ class Profile:
             return False
         is_first = key == self.tables[other].table.columns[0].name
         return plain_name(column) == plain_name(key) or (is_first and own.kind == "text")
+
+    def _is_telling(self, table: str, column: str, other: str, key: str) -> bool:
+        """True if a column has the name of another table, or values that are in its key by no chance.
+
+        Key numbers without gaps hold any rank or count: then the column must be named like a key.
+        """
+        parent, name = self.tables[other], plain_name(column)
+        if _is_named(_KEY_NAME.sub("", name), plain_name(other)):
+            return True
+        values = parent.columns[key].values
+        if all(str(value).isdigit() for value in values) and max(map(int, values)) <= 2 * parent.n_rows:
+            return bool(_KEY_WORD.search(column))
+        return self.tables[table].columns[column].kind == "text" or bool(_KEY_NAME.search(name))
 
     def _is_within(self, table: str, column: str, other: str, key: str) -> bool:
         """True if a column has values, all of the kind of a key and among its values."""
@@ -297,4 +315,8 @@ def _refers(column: str, other: str, key: str) -> bool:
     if own == target:
         return len(own) > 4
     stem = own.removesuffix(target)
-    return own != stem and len(stem) > 2 and (table.startswith(stem) or table.endswith((stem, f"{stem}s")))
+    return own != stem and _is_named(stem, table)
+
+
+def _is_named(stem: str, table: str) -> bool:
+    return len(stem) > 2 and (table.startswith(stem) or table.endswith((stem, f"{stem}s")))
