@@ -439,6 +439,36 @@ def test_rows_that_only_link_are_never_counted(tmp_path: Path) -> None:
                 assert connection.execute(row["gold_sql"]).fetchall() == connection.execute(once).fetchall()
 
 
+@pytest.mark.parametrize(
+    ("key", "unjoined"),
+    [("head_id", ["", "boss_id"]), ("employee_id", ["employee_id", "department_id, boss_id"])],
+)
+def test_joins_of_tables_that_refer_to_each_other_are_named_apart_or_left_out(
+    tmp_path: Path, key: str, unjoined: list[str]
+) -> None:
+    script = f"""
+        CREATE TABLE department (
+          id INTEGER PRIMARY KEY, name TEXT UNIQUE, {key} INTEGER REFERENCES employee
+        );
+        CREATE TABLE employee (
+          id INTEGER PRIMARY KEY, name TEXT UNIQUE, salary INTEGER,
+          department_id INTEGER REFERENCES department, boss_id INTEGER REFERENCES employee
+        );
+    """
+    rows = {
+        "department": [(i, f"Part {chr(65 + i)}", i * 3) for i in range(8)],
+        "employee": [(i, f"Ann {chr(65 + i)}", 3000 + i * i, i % 8, i // 5) for i in range(26)],
+    }
+    file = sqlite_file(tmp_path / "firm.sqlite", script, rows)
+    made = make_questions(file, tmp_path / "questions", question_sets=SMALL_SETS)
+    assert [one.reason.partition("not joined by: ")[2] for one in made.tables] == unjoined
+    found = [row for rows in read(tmp_path / "questions").values() for row in rows]
+    joined = {row["gold_sql"].split(" ON ")[1].split()[0] for row in found if " ON " in row["gold_sql"]}
+    assert joined == ({"department.head_id", "employee.department_id"} if key == "head_id" else set())
+    heads = [row["question"] for row in found if "department.head_id" in row["gold_sql"]]
+    assert all("head" in question for question in heads)
+
+
 def test_files_that_were_edited_are_never_written_over(shop: Path, tmp_path: Path) -> None:
     out = tmp_path / "questions"
     make_questions(shop, out, question_sets=TINY_SETS)

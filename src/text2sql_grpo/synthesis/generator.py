@@ -105,7 +105,8 @@ class TableReport:
     Attributes:
         n_rows: Number of its rows; None for a view and a hidden table.
         n_questions: Number of questions whose gold query reads it.
-        reason: Why there is none, or which of its columns are not asked about; empty if all are.
+        reason: Why there is none, or which of its columns are not asked about, and which of its foreign keys
+            are not joined by; empty if all are.
     """
 
     database: str
@@ -263,8 +264,10 @@ def _reports(database: Database, taken: Taken) -> Iterator[TableReport]:
             )
         elif not count:
             reason = "no draft had a plain answer"
-        elif silent := _silent_columns(profile.table, taken.named[database.name, name]):
-            reason = f"not asked about: {listed(silent, MAX_NAMED)}"
+        else:
+            silent = _silent_columns(profile.table, taken.named[database.name, name])
+            parts = {"not asked about": silent, "not joined by": _unjoined(profile.table, database)}
+            reason = "; ".join(f"{what}: {listed(each, MAX_NAMED)}" for what, each in parts.items() if each)
         yield TableReport(database.name, name, profile.n_rows, count, reason)
     for one in database.profile.ambiguous:
         name = f"{one.namespace}.{one.name}"
@@ -280,6 +283,17 @@ def _silent_columns(table: schema.Table, named: set[str]) -> list[str]:
     keys = {name for key in (*table.keys, *(one.columns for one in table.foreign_keys)) for name in key}
     others = [column.name for column in table.columns if not column.is_primary_key]
     return [name for name in others if name not in keys and name.lower() not in named]
+
+
+def _unjoined(table: schema.Table, database: Database) -> list[str]:
+    """Foreign keys by which no question joins: to the table itself, of several columns, or ambiguous ones."""
+    joined = {pair for source in database.sources for pair in source.pairs}
+    return [
+        " + ".join(key.columns)
+        for key in table.foreign_keys
+        if key.table in database.tables
+        and {(table.name, key.columns[0]), *((key.table, one) for one in key.references)} not in joined
+    ]
 
 
 def _examples(

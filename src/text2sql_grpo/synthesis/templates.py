@@ -51,7 +51,7 @@ class Template:
             return len(others) == 1 and "{on}" not in self.sql
         if source.link or "{on}" not in self.sql:
             return not source.link
-        return bool(source.on) and source.owners["parent"] in ("", f"{source.tables['parent'].noun}'s ")
+        return bool(source.on) and source.has_parents_noun
 
 
 @cache

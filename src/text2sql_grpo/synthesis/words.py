@@ -129,6 +129,11 @@ class Source:
         """Names of the tables that it reads."""
         return (*(table.name for table in self.tables.values()), *filter(None, [self.link]))
 
+    @property
+    def has_parents_noun(self) -> bool:
+        """True if the parent is called by its table's noun, not by that of the key."""
+        return self.owners["parent"] in ("", f"{self.tables['parent'].noun}'s ")
+
 
 @dataclass(frozen=True)
 class Database:
@@ -225,16 +230,19 @@ def _joins(links: Sequence[Source]) -> Iterator[Source]:
 
 
 def _links(profile: Profile, tables: Mapping[str, Table]) -> Iterator[Source]:
-    """Joins that a question can name without ambiguity: pairs of tables with a single foreign key."""
+    """Joins that a question can name without ambiguity.
+
+    Their foreign key is the only one from its table to the other. Of two tables that refer to each other, one
+    key has a name of its own: the department's head, the employee's department.
+    """
     declared = {name: profile.tables[name].table for name in tables}
-    n_keys = Counter(
-        frozenset((name, key.table)) for name, table in declared.items() for key in table.foreign_keys
-    )
+    n_keys = Counter((name, key.table) for name, table in declared.items() for key in table.foreign_keys)
+    found: dict[tuple[str, str], Source] = {}
     for name, table in declared.items():
         for key in table.foreign_keys:
             child, parent = tables[name], tables.get(key.table)
             is_plain = len(key.columns) == len(key.references) == 1 and key.table != name
-            if not is_plain or n_keys[frozenset((name, key.table))] > 1:
+            if not is_plain or n_keys[name, key.table] > 1:
                 continue
             if parent is None or not parent.columns or not (child.columns or child.is_link):
                 continue
@@ -252,7 +260,12 @@ def _links(profile: Profile, tables: Mapping[str, Table]) -> Iterator[Source]:
             owners = {"": "", "parent": "" if is_person else f"{owner}'s "}
             joined = {"": child, "parent": parent}
             pairs = frozenset([frozenset([(name, column), (key.table, target)])])
-            yield Source(f"{child.sql} {join}", joined, owners, join, on, pairs=pairs)
+            source = Source(f"{child.sql} {join}", joined, owners, join, on, pairs=pairs)
+            found[name, key.table] = source
+    for (name, other), source in found.items():
+        back = found.get((other, name))
+        if back is None or not (source.has_parents_noun and back.has_parents_noun):
+            yield source
 
 
 def _across(links: Sequence[Source]) -> Iterator[Source]:
