@@ -408,6 +408,30 @@ CREATE TABLE film_actor (
 """
 
 
+@pytest.mark.parametrize(
+    ("dates", "is_link"),
+    [
+        (["2024-01-01"] * 2, True),
+        (["2024-01-01", None], False),
+        (["2024-01-01", "9999-12-31"], False),
+        (["2024-01-01", "2024-05-01 10:00:00"], True),
+    ],
+)
+def test_links_that_end_are_rows_of_their_own(tmp_path: Path, dates: list[str | None], is_link: bool) -> None:
+    names = [(1, "Ann"), (2, "Bob")]
+    films = [(number, name, 90.0) for number, name in names]
+    links = [(number, number, date) for number, date in enumerate(dates, 1)]
+    rows = {"film": films, "actor": names, "film_actor": links}
+    file = sqlite_file(tmp_path / "films.sqlite", LINKED, rows)
+    with SQLExecutor() as executor:
+        assert Profile(executor, file).tables["film_actor"].is_link == is_link
+    two = LINKED.replace("updated TEXT", "since TEXT, until TEXT")
+    periods = [(*link, "2025-01-01") for link in links]
+    file = sqlite_file(tmp_path / "periods.sqlite", two, rows | {"film_actor": periods})
+    with SQLExecutor() as executor:
+        assert not Profile(executor, file).tables["film_actor"].is_link
+
+
 def test_rows_that_only_link_are_never_counted(tmp_path: Path) -> None:
     file = tmp_path / "films.sqlite"
     with closing(sqlite3.connect(file)) as connection:

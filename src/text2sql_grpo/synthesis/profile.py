@@ -31,6 +31,7 @@ _KEY_NAME = re.compile(r"(id|nr|no|num|number|nummer|code|key|cod|uuid)$")
 _KEY_WORD = re.compile(
     r"([\W_]|(?<=[a-z])(?=[A-Z]))(?i:id|code|key|cod|uuid)$"
 )  # neither `grid` nor `lap_no`
+_FAR = "2100"
 _DATE = re.compile(r"\d{4}-\d\d-\d\d")
 
 
@@ -85,12 +86,15 @@ class TableProfile:
     def is_link(self) -> bool:
         """True if its rows only link rows of two other tables, each pair once.
 
-        Its key is two foreign keys, and nothing else but moments is stored.
+        Its key is two foreign keys, and nothing else but a moment is stored. A second moment, NULL or a far
+        year ends a link: a count of its rows would count past links too.
         """
         keys = [key for key in self.table.foreign_keys if len(key.columns) == 1]
         linked = {key.columns[0] for key in keys}
         others = [found for name, found in self.columns.items() if name not in linked]
-        is_bare = all(found.kind in ("date", None) for found in others)
+        dates = [found for found in others if found.kind == "date"]
+        has_ends = len(dates) > 1 or any(one.has_nulls or str(one.values[-1]) > _FAR for one in dates)
+        is_bare = not has_ends and all(found.kind in ("date", None) for found in others)
         return len(keys) == 2 and is_bare and any(set(key) == linked for key in self.table.keys)
 
 
