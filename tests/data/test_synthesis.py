@@ -121,7 +121,7 @@ def test_look_ups_are_found_from_stored_values_alone(made: Path) -> None:
     rows = [row for rows in read(made / "questions").values() for row in rows if row["family"] == "lookup"]
     looks = {row["look_sql"] for row in rows}
     assert looks == {'SELECT DISTINCT status FROM "order"', 'SELECT DISTINCT seller FROM "order"'}
-    row = next(row for row in rows if "SMITH" in row["gold_sql"])
+    row = next(row for row in rows if "SMITH" in row["gold_sql"] and "seller" in row["look_sql"])
     assert "J. Smith" in row["question"] and "SMITH" not in row["question"]
     assert row["guess_sql"] == row["gold_sql"].replace("SMITH, J.", "J. Smith")
 
@@ -214,7 +214,7 @@ def test_rows_of_a_table_called_by_its_columns_have_the_name_of_its_key(tmp_path
 
     rows = [row for rows in read(tmp_path / "questions").values() for row in rows]
     questions = {row["question"] for row in rows}
-    assert 'Count the area codes whose state is "WY".' in questions
+    assert any('area codes whose state is "WY".' in question for question in questions)
     assert not any("area code state" in question for question in questions)
 
 
@@ -312,6 +312,19 @@ def test_no_template_floods_the_file_and_tables_share_it(any_names: Path, tmp_pa
     assert max(Counter(row["template"] for row in rows).values()) <= max(20, 0.1 * len(rows))
     tables = Counter(re.search(r'FROM ("[^"]+"|\w+)', row["gold_sql"])[1] for row in rows)
     assert max(tables.values()) < 0.25 * len(rows)
+
+
+def test_a_table_of_few_values_gives_few_questions(tmp_path: Path) -> None:
+    script = "CREATE TABLE checksum (name TEXT PRIMARY KEY, records INTEGER, errors INTEGER);"
+    script += "CREATE TABLE visit (id INTEGER PRIMARY KEY, city TEXT, fee REAL);"
+    rows = {
+        "checksum": [(f"part {chr(97 + i)}", 400 + 31 * i, i * i + 2) for i in range(5)],
+        "visit": [(i, f"City {chr(97 + i % 26)}", i * 1.37) for i in range(90)],
+    }
+    file = sqlite_file(tmp_path / "shop.sqlite", script, rows)
+    make_questions(file, tmp_path / "questions", question_sets=SMALL_SETS)
+    golds = [row["gold_sql"] for row in read(tmp_path / "questions")["demonstrations"]]
+    assert 0 < sum("FROM checksum" in gold for gold in golds) <= 20 < len(golds) / 2
 
 
 def test_a_table_without_questions_is_named_with_the_reason(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ MAX_FAILURES = 60
 MAX_TIMEOUTS = 3
 MAX_NAMED = 6  # columns, or reasons of tables, in one line
 MAX_SHARE = 0.1  # largest share of a file that one template gives, where ten or more can be used
-MIN_EACH = 20  # questions of a template that no share cuts
+MIN_EACH = 20  # questions of a template, and of a table, in a file that nothing cuts
 
 _RANKED = re.compile(r"SELECT .*? (FROM .*) ORDER BY (.*?)( DESC)?(?: LIMIT (\d+))?")
 _Streams = Mapping[Drafter, Iterator[Example]]
@@ -332,7 +332,8 @@ def _balanced(streams: _Streams, question_set: QuestionSet, rng: random.Random) 
     """Examples spread over the schema: the next is of the table, then the join path, then the template with
     the fewest so far.
 
-    A template that has `MAX_SHARE` of the examples, or its share if few fit, waits until others have more.
+    A template that has `MAX_SHARE` of the examples, or its share if few fit, waits until others have more. A
+    table gives no more examples than it holds different values, but `MIN_EACH`.
     """
     by_table: dict[tuple[str, str], list[Drafter]] = {}
     for drafter in streams:
@@ -341,6 +342,10 @@ def _balanced(streams: _Streams, question_set: QuestionSet, rng: random.Random) 
     share = max(MAX_SHARE, 1.5 / max(1, n_templates))
     drawn: list[Example] = []
     counts: Counter[Any] = Counter()
+    most = {}
+    for table, drafters in by_table.items():
+        columns = drafters[0].database.profile.tables[table[1]].columns.values()
+        most[table] = max(MIN_EACH, sum(len(column.values) for column in columns))
     order = list(by_table)
     rng.shuffle(order)
 
@@ -355,6 +360,7 @@ def _balanced(streams: _Streams, question_set: QuestionSet, rng: random.Random) 
         waiting = (
             (table, drafter)
             for table in sorted(order, key=lambda one: counts[one])
+            if counts[table] < most[table]
             for drafter in sorted(by_table[table], key=used)
             if counts[drafter.template.name] < cap
         )
