@@ -8,7 +8,7 @@ from tests.tiny_run import QUESTIONS, write_config, write_questions
 from text2sql_grpo.config import load_config
 from text2sql_grpo.errors import DataError
 from text2sql_grpo.evaluation.bench import Bench
-from text2sql_grpo.evaluation.sampler import measured_chat
+from text2sql_grpo.evaluation.sampler import session_chat
 
 
 def test_quarantine_is_left_out_of_every_set_and_large_golds_are_not(
@@ -42,9 +42,11 @@ def test_a_schema_is_cut_to_tokens_of_the_model(tmp_path: Path) -> None:
     by_characters = sessions.schema_text("shop")
 
     tokenizer = write_tokenizer(tmp_path / "tokenizer")  # a token for each byte
-    chat = measured_chat(tokenizer, None, sessions, template_options=None)
+    chat = session_chat(tokenizer, None, sessions, template_options=None)
 
-    assert chat.count_tokens(sessions.schema_text("shop")) <= 200 < chat.count_tokens(by_characters)
+    counted = sessions.counted_by(chat.count_tokens)
+    assert chat.count_tokens(counted.schema_text("shop")) <= 200 < chat.count_tokens(by_characters)
+    assert sessions.schema_text("shop") == by_characters  # other models share them
 
 
 def test_held_out_questions_that_are_training_questions_are_counted_by_file(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from text2sql_grpo.doctor.memory import MemoryEstimate, Sharding, UntraceableErr
 from text2sql_grpo.environment.episode import Episode
 from text2sql_grpo.errors import ModelError, RunError
 from text2sql_grpo.evaluation.bench import Bench, evenly_spaced
-from text2sql_grpo.evaluation.sampler import measured_chat
+from text2sql_grpo.evaluation.sampler import session_chat
 from text2sql_grpo.files import read_jsonl
 from text2sql_grpo.models.hardware import GIB, device_memory, device_type
 from text2sql_grpo.models.loaded_policy import LoadedPolicy, resolved
@@ -128,10 +128,11 @@ def _with_model(
     bench = replace(bench, config=config)
     options = config.grpo.get("chat_template_kwargs")
     try:
-        chat = measured_chat(tokenizer, None, bench.environment.sessions, template_options=options)
+        chat = session_chat(tokenizer, None, bench.environment.sessions, template_options=options)
     except ModelError as error:
         yield Finding("chat template", "problem", str(error))
         return
+    bench.environment.sessions = bench.environment.sessions.counted_by(chat.count_tokens)
     yield _chat_template(bench, chat, questions)
     steps, episodes_per_step = _size_of_run(arguments, len(questions))
     prompts = _context(bench, chat, questions, model)

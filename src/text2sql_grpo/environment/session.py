@@ -1,9 +1,10 @@
 """`SQLSession`: the only place that decides what the model may see and do."""
 
+import copy
 import logging
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from text2sql_grpo.checked import Positive, checked
 from text2sql_grpo.data.databases import Databases
@@ -198,7 +199,10 @@ class SQLEnvironment:
     Args:
         hide: Patterns of tables and columns that no prompt and no observation shows; see `hidden.hide`.
         count_tokens: Counter of the model's tokenizer, for `max_schema_tokens`; by default a quarter of the
-            characters. See `count_tokens_by`.
+            characters. See `counted_by`.
+
+    Raises:
+        ArgumentError: `hide` is not a list of texts.
     """
 
     def __init__(
@@ -222,12 +226,13 @@ class SQLEnvironment:
         self._choices: dict[str, TableChoice | None] = {}
         self._engines: dict[str, str] = {}
 
-    def count_tokens_by(self, count_tokens: Callable[[str], int]) -> None:
-        """Measure `max_schema_tokens` by this model's tokenizer from now on, no longer by the characters."""
-        self._count_tokens = count_tokens
-        if self.settings.max_schema_tokens is not None:
-            self._schema_texts.clear()
-            self._choices.clear()
+    def counted_by(self, count_tokens: Callable[[str], int]) -> Self:
+        """View of this environment whose `max_schema_tokens` are those of a model's tokenizer."""
+        if self.settings.max_schema_tokens is None or count_tokens == self._count_tokens:
+            return self
+        view = copy.copy(self)
+        view._count_tokens, view._schema_texts, view._choices = count_tokens, {}, {}
+        return view
 
     def hidden(self, database: str) -> "Hidden":
         """Hidden tables and columns of a database, and its schema without them; logged once.

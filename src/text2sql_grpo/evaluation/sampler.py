@@ -36,23 +36,21 @@ class Sampler:
     bf16: bool | None = None
 
 
-def measured_chat(
+def session_chat(
     tokenizer: Any, model: Any, sessions: SQLEnvironment, *, template_options: dict[str, Any] | None
 ) -> ChatFormat:
-    """Make the chat format of a model, whose tokens then measure `max_schema_tokens` of the sessions.
+    """Make the chat format of a model for these sessions.
 
     Args:
         model: None for the tokenizer's end-of-turn tokens alone.
     """
     eos = None if model is None else model.generation_config.eos_token_id
-    chat = ChatFormat(
+    return ChatFormat(
         tokenizer,
         tools=sessions.tools if sessions.settings.protocol == "native" else None,
         eos_token_ids=[] if eos is None else [eos] if isinstance(eos, int) else eos,
         template_options=template_options,
     )
-    sessions.count_tokens_by(chat.count_tokens)
-    return chat
 
 
 @contextmanager
@@ -80,7 +78,7 @@ def open_sampler(
 ) -> Sampler:
     """Make the sampler of a model, on the device of the run and in evaluation mode."""
     model = policy.ready()
-    chat = measured_chat(policy.tokenizer, model, sessions, template_options=template_options)
+    chat = session_chat(policy.tokenizer, model, sessions, template_options=template_options)
     sampled = model_policy(model, chat, temperature=temperature, batch_size=batch_size, engine=engine)
     return Sampler(sampled, chat, context_length(model), model, bf16)
 
@@ -98,7 +96,7 @@ def local_episodes(
     Args:
         seed: Seed of sampling; None to draw nothing.
     """
-    settings = sessions.settings
+    sessions, settings = sessions.counted_by(sampler.chat.count_tokens), sessions.settings
     budgets = Budgets(settings.max_turn_tokens, settings.max_episode_tokens, sampler.context_tokens)
     if seed is not None:
         torch.manual_seed(seed)

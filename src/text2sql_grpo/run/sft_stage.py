@@ -23,7 +23,7 @@ from text2sql_grpo.data.shards import content_files
 from text2sql_grpo.environment.protocols import TOOLS
 from text2sql_grpo.errors import ConfigError, DataError, OutOfMemoryError
 from text2sql_grpo.evaluation.bench import Bench
-from text2sql_grpo.evaluation.sampler import measured_chat
+from text2sql_grpo.evaluation.sampler import session_chat
 from text2sql_grpo.files import draft, fingerprint, read_jsonl
 from text2sql_grpo.models.hardware import device_type, release_memory
 from text2sql_grpo.models.loaded_policy import (
@@ -178,13 +178,13 @@ def stage_trainer(
     assert settings is not None
     sessions, longest = bench.environment.sessions, context_length(policy.model)
     options = config.grpo.get("chat_template_kwargs")
-    chat = measured_chat(policy.tokenizer, policy.model, sessions, template_options=options)
+    chat = session_chat(policy.tokenizer, policy.model, sessions, template_options=options)
     chats = [] if settings.chats is None else _chats(settings.chats, bench, chat, longest, console)
     data = SFTData(
         _questions(bench, settings, console),
         chats,
         settings,
-        environment=sessions,
+        environment=sessions.counted_by(chat.count_tokens),
         chat=chat,
         seed=config.run.seed,
         batch_size=settings.batch_size // arguments.world_size,

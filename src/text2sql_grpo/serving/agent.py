@@ -240,6 +240,7 @@ def open_agent(
                 bf16=run.evaluation.bf16,
                 template_options=run.grpo.get("chat_template_kwargs"),
             )
+            environment.sessions = environment.sessions.counted_by(sampler.chat.count_tokens)
             engine, title = LocalEngine(sampler, environment.sessions), _title(model)
         level = SURE_FROM if isinstance(model, Endpoint) else sure_from(Path(model))
         try:

@@ -60,6 +60,7 @@ class Golds(Teach):
             "losses/gold_rows": len(taken) / len(groups),
         }
         chat, rows = trainer.rollouts.chat, []
+        self._environment = self._environment.counted_by(chat.count_tokens)
         for place in taken:
             if place * trainer.num_generations in own:  # the rank of a group's first row
                 question = groups[place][0].question

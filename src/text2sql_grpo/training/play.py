@@ -167,6 +167,7 @@ class SQLPlay(Play):
 
     def play(self, questions: Sequence[int], rollouts: Rollouts) -> list[Row]:
         examples = [self._examples[number] for number in questions]
+        self._environment = self._environment.counted_by(rollouts.chat.count_tokens)
         episodes = rollouts.run([self._environment.session(example) for example in examples])
         address = self._environment.databases.address
         with rollouts.stages.of(grade=1):

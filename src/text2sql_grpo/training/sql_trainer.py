@@ -136,7 +136,6 @@ class SQLGRPOTrainer(RolloutGRPOTrainer):
                     "a model with its adapter (peft.get_peft_model), and make the optimizer of its weights"
                 )
         self.environment = environment
-        environment.sessions.count_tokens_by(self.rollouts.chat.count_tokens)
         if held_out:
             every = int(args.eval_steps or sys.maxsize)  # the last step is always evaluated
             self.add_callback(EvaluationSchedule(self, environment.answer, held_out, every=every))
