@@ -165,7 +165,7 @@ class Environment:
             rewards: Named scores of the answers; None for verdicts alone, with the published ones.
             rollout: Engine of a local model.
             evaluation: Its batch size and precision are used, for a local model.
-            template_options: Variables of the chat template of a local model.
+            template_options: Variables of the chat template of a local model; None for those of a trainer.
             on_answer: Called with the index of each answer in the list that is returned, and the answer, in
                 one thread of its own.
 
@@ -332,7 +332,8 @@ def opened_model(model: Any) -> "Model":
     if isinstance(model, LoadedPolicy | Sampler):
         return model
     if isinstance(model, Trainer):
-        return LoadedPolicy(model.accelerator.unwrap_model(model.model), model.processing_class, "")
+        options = getattr(model.args, "chat_template_kwargs", None)
+        return LoadedPolicy(model.accelerator.unwrap_model(model.model), model.processing_class, "", options)
     name = getattr(model, "name_or_path", None)
     if name is None:
         raise ModelError(f"a model must be a folder, a Hub id or a loaded one, got {type(model).__name__}")

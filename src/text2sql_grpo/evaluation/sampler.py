@@ -76,9 +76,14 @@ def open_sampler(
     bf16: bool | None,
     template_options: dict[str, Any] | None,
 ) -> Sampler:
-    """Make the sampler of a model, on the device of the run and in evaluation mode."""
+    """Make the sampler of a model, on the device of the run and in evaluation mode.
+
+    Args:
+        template_options: None for those of the policy.
+    """
     model = policy.ready()
-    chat = session_chat(policy.tokenizer, model, sessions, template_options=template_options)
+    options = policy.template_options if template_options is None else template_options
+    chat = session_chat(policy.tokenizer, model, sessions, template_options=options)
     sampled = model_policy(model, chat, temperature=temperature, batch_size=batch_size, engine=engine)
     return Sampler(sampled, chat, context_length(model), model, bf16)
 

@@ -44,11 +44,13 @@ class LoadedPolicy:
 
     Attributes:
         folder: The path that it was loaded by, for `model_folder`.
+        template_options: Variables of the chat template in its training; None for none.
     """
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     folder: str
+    template_options: dict[str, Any] | None = None
 
     def ready(self) -> PreTrainedModel:
         """The model on the device of the run, in evaluation mode."""

@@ -90,7 +90,8 @@ class EvaluationSchedule(TrainerCallback):
                 if isinstance(callback, Alerts):
                     stack.enter_context(callback.paused())
             policy = stack.enter_context(trl_compat.unwrapped_model(trainer))
-            loaded = LoadedPolicy(policy, trainer.processing_class, "")
+            options = getattr(trainer.args, "chat_template_kwargs", None)  # SFT's arguments have none
+            loaded = LoadedPolicy(policy, trainer.processing_class, "", options)
             shares = ranks.gather(self.answer(self.questions[rank::world_size], loaded))
         return [shares[i % world_size][i // world_size] for i in range(len(self.questions))]
 
