@@ -2,12 +2,13 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.databases import duckdb_file, sqlite_file
 from text2sql_grpo.config import MCPConfig, load_config
-from text2sql_grpo.errors import ConfigError, DataError
+from text2sql_grpo.errors import ArgumentError, ConfigError, DataError
 from text2sql_grpo.evaluation.bench import Environment
 from text2sql_grpo.sql import Limits
 
@@ -92,6 +93,12 @@ def test_tools_of_a_server_are_refused_where_something_is_hidden(shop: Path, rep
     server = MCPConfig(command="python tests/mcp_server.py {database}")
     with Environment(shop, mcp=server) as environment, pytest.raises(ConfigError, match=r"customer\.email"):
         environment.sessions.backend("shop")
+
+
+@pytest.mark.parametrize("hide", ["customer.name", None, [1]])
+def test_patterns_must_be_a_list(hide: Any, shop: Path) -> None:
+    with pytest.raises(ArgumentError, match="hide"):
+        Environment(shop, hide=hide)
 
 
 def test_config_holds_patterns(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from text2sql_grpo.environment.protocols import (
     unmarked_query,
 )
 from text2sql_grpo.environment.tools import ExecutorBackend, ToolBackend
+from text2sql_grpo.errors import check_type
 from text2sql_grpo.phrases import listed
 from text2sql_grpo.sql import Limits, SQLExecutor
 from text2sql_grpo.sql.address import parse_address
@@ -214,6 +215,9 @@ class SQLEnvironment:
         hide: Sequence[str] = (PERSONAL,),
         count_tokens: Callable[[str], int] = estimated_tokens,
     ) -> None:
+        check_type("hide", hide, list | tuple)  # a text would be read as a pattern a letter
+        for pattern in hide:
+            check_type("a pattern of hide", pattern, str)
         self.databases = databases
         self.executor = executor
         self.settings = settings
