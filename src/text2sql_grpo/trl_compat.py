@@ -86,7 +86,8 @@ def keep_one_hook(model: torch.nn.Module) -> None:
 @contextmanager
 def autocast(trainer: Trainer, model: torch.nn.Module) -> Iterator[None]:
     """Autocast of training."""
-    with trainer.accelerator.autocast(), plain_adapter_inputs(model):
+    amp = trainer.accelerator.native_amp
+    with trainer.accelerator.autocast(), plain_adapter_inputs(model, is_autocast=amp):
         yield
 
 

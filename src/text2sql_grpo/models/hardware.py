@@ -142,13 +142,12 @@ def inference_autocast(model: Any, *, bf16: bool | None = None) -> Iterator[None
 
 
 @contextmanager
-def plain_adapter_inputs(model: torch.nn.Module) -> Iterator[None]:
-    """Skip PEFT's cast of adapter inputs under autocast.
+def plain_adapter_inputs(model: torch.nn.Module, *, is_autocast: bool = True) -> Iterator[None]:
+    """Skip PEFT's cast of adapter inputs in passes under autocast; a no-op for other passes.
 
     PEFT casts them to the adapter's float32, and autocast casts them back: a quarter of an update on a CPU.
     """
     from peft.helpers import disable_input_dtype_casting  # slow to import, which few verbs need
 
-    device = next(model.parameters()).device.type
-    with disable_input_dtype_casting(model, active=torch.is_autocast_enabled(device)):
+    with disable_input_dtype_casting(model, active=is_autocast):
         yield

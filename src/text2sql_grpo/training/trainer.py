@@ -20,6 +20,7 @@ from trl import GRPOTrainer
 from text2sql_grpo import trl_compat
 from text2sql_grpo.config import RolloutConfig
 from text2sql_grpo.errors import ConfigError, RunError
+from text2sql_grpo.models.hardware import plain_adapter_inputs
 from text2sql_grpo.reliability.bad_steps import BadSteps
 from text2sql_grpo.reliability.checkpoints import Checkpoints
 from text2sql_grpo.reliability.ranks import any_rank, gather, is_distributed
@@ -186,7 +187,10 @@ class RolloutGRPOTrainer(GRPOTrainer):
 
     def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         """Add the gradient of one micro-batch."""
-        loss: torch.Tensor = super().training_step(*args, **kwargs)
+        # Around the backward pass too: checkpointed layers are computed again there, from the same inputs.
+        is_plain = self.update.is_on and self.accelerator.native_amp
+        with plain_adapter_inputs(self.model, is_autocast=is_plain):
+            loss: torch.Tensor = super().training_step(*args, **kwargs)
         self._num_taken += 1
         return loss
 
