@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from peft import LoraConfig, PromptTuningConfig
@@ -26,7 +27,7 @@ from tests.scripted_trainer import BROKEN, FAILS, LISBON, LOOK, PORTO, RIGHT, WR
 from tests.tiny_model import write_model, write_tokenizer
 from text2sql_grpo.config import LossesConfig, SelectionConfig
 from text2sql_grpo.environment.episode import Rollout
-from text2sql_grpo.errors import ConfigError
+from text2sql_grpo.errors import ConfigError, RunError
 from text2sql_grpo.rollout.engine import Continuations, SlotPolicy
 from text2sql_grpo.token_tree.update import trimmed
 from text2sql_grpo.training.arguments import SQLGRPOConfig, training_arguments
@@ -117,6 +118,10 @@ def test_a_failing_gold_masks_its_whole_group(bench: Bench) -> None:
     assert (batch["tool_mask"] * batch["completion_mask"]).sum() == 0
     assert bench.gradient(batch).abs().max() == 0
     assert {row["reason"] for row in bench.rollouts()} == {"gold_failed"}
+@pytest.mark.parametrize("value", [None, "many", torch.ones(2)])
+def test_a_metric_that_is_not_a_number_is_named(value: Any, bench: Bench) -> None:
+    with pytest.raises(RunError, match="own/x must be a number"):
+        bench.trainer.collect({"own/x": value})
 
 
 def test_hacks_are_flagged_and_counted(bench: Bench) -> None:
@@ -497,7 +502,7 @@ class EveryOther(Counted, Select):
     def draw(self, count: int) -> list[int]:
         drawn = [2 * (self.batches * count + i) % 10 for i in range(count)]
         self.batches += 1
-        self.figures = {"own/first": drawn[0]}
+        self.figures = {"own/first": numpy.float32(drawn[0])}
         return drawn
 
 

@@ -226,9 +226,16 @@ class RolloutGRPOTrainer(GRPOTrainer):
         return self._known or trl_compat.plain_outputs(self, *args, **options)
 
     def collect(self, metrics: Mapping[str, float]) -> None:
-        """Add values to metrics, which are averaged until the next log."""
+        """Add values to metrics, which are averaged until the next log.
+
+        Raises:
+            RunError: A value is not a number.
+        """
         for name, value in metrics.items():
-            self._collected[name].append(value)
+            try:
+                self._collected[name].append(float(value))  # a checkpoint's JSON cannot hold NumPy's numbers
+            except (TypeError, ValueError, RuntimeError) as error:
+                raise RunError(f"the metric {name} must be a number, got {value!r:.80}") from error
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Log with the metrics of all parts, as TRL averages its own: NaN does not count."""
