@@ -73,10 +73,12 @@ class Bench:
         parts: dict[str, Any] = {}
         if selection is not None:
             parts = {"select": open_select(examples, selection, seed=args.seed)}
+        environment = shop(folder, **settings)
         self.trainer = SQLGRPOTrainer(
             AutoModelForCausalLM.from_pretrained(model),
-            shop(folder, **settings),
-            train_dataset=examples,
+            environment,
+            # Unchecked, as a gold query may fail later.
+            train_dataset=environment.examples(examples, check_gold=False),
             reward_funcs=RewardMix(WEIGHTS),
             args=args,
             processing_class=tokenizer,

@@ -40,7 +40,7 @@ class Trained:
         trainer = SQLGRPOTrainer(
             AutoModelForCausalLM.from_pretrained(self._model),
             self._environment,
-            train_dataset=[ask("Lisbon?")] * 5,
+            train_dataset=[ask(f"Lisbon {number}?") for number in range(5)],
             args=training_arguments(
                 fields | {"metric_for_best_model": SCHEDULED_METRIC},
                 output_dir=str(self.folder),

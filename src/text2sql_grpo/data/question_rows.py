@@ -119,7 +119,7 @@ def row_question(
     (see `accepted_queries`) become `other_golds`.
 
     Args:
-        row: The row, or an example, which is taken as it is.
+        row: The row, or an example.
         number: Makes the id of a row without any.
         origin: File or split, in front of such an id.
         database: Name of the database for a row without one.
@@ -128,7 +128,7 @@ def row_question(
         DataError: A column is missing or misspelt, or a value is wrong; names the place.
     """
     if isinstance(row, Example):
-        return Question(row, place, has_gold_is_empty=True)
+        return Question(_example(vars(row), place), place, has_gold_is_empty=True)
     if not isinstance(row, Mapping):
         raise DataError(f"a question must be a JSON object, got {str(row)[:80]} (at {place})")
     if row.get("verdict") == "edit" and "verified_at" in row and isinstance(row.get("id"), str):

@@ -103,6 +103,7 @@ class Environment:
         if not self.databases.names():
             raise DataError(f"no databases in {self.databases.shown}: give {WHAT_IS_READ}")
         self._is_open = True
+        self._checked: dict[int, Example] = {}  # by `id`: the objects that `examples` returned
         self.executor = SQLExecutor(config.limits)
         if config.mcp is None:
             self.sessions = SQLEnvironment(self.databases, self.executor, config, hide=hide)
@@ -131,11 +132,15 @@ class Environment:
         return Judge(self.grader, self.executor, rewards, max_rows_shown=shown)
 
     def examples(self, source: Any, **options: Any) -> Sequence[Example]:
-        """Questions with checked gold queries, see `load_examples`; examples are returned as they are."""
-        is_rows = isinstance(source, list | tuple) and not all(isinstance(one, Example) for one in source)
-        if isinstance(source, Sequence) and source and not is_rows and isinstance(source[0], Example):
+        """Questions with checked gold queries, see `load_examples`; those of this environment as they are."""
+        if isinstance(source, ExamplesOnDisk):
             return source
-        return load_examples(source, self.databases, self.executor, refusal=self.refusal, **options)
+        if isinstance(source, Sequence) and source and not options:
+            if all(id(one) in self._checked for one in source):
+                return source
+        found = load_examples(source, self.databases, self.executor, refusal=self.refusal, **options)
+        self._checked |= {id(one): one for one in found}
+        return found
 
     def refusal(self, database: str, sql: str) -> str:
         """Why a gold query cannot be used, as it reads something hidden; empty if it does not."""

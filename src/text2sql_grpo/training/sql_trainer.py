@@ -41,7 +41,7 @@ class SQLGRPOTrainer(RolloutGRPOTrainer):
         model: The policy; or its folder, Hub id or `.gguf` file.
         environment: Databases, sessions and grader.
         train_dataset: Questions with gold queries: a `datasets.Dataset`, a list of dicts, a file or a Hub id,
-            see `load_examples`; or examples that are checked already.
+            see `load_examples`; or a list of `Example`.
         reward_funcs: Rewards in addition to the strict verdict, or in its place, see `reward_mix`; None for 1
             if the answer is right, also on the test databases, else 0.
         args: Training arguments; None for the defaults.
