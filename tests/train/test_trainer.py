@@ -111,13 +111,16 @@ def test_a_cut_episode_weighs_nothing_and_leaves_the_baseline_alone(
     assert row["messages"][-1]["role"] == "assistant" and row["messages"][-1]["content"]
 
 
-def test_a_failing_gold_masks_its_whole_group(bench: Bench) -> None:
+def test_a_failing_gold_masks_its_whole_group(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
     bench.say([RIGHT], [WRONG], [LOOK, WRONG], [FAILS])
     batch = bench.batch(1)
     assert batch["advantages"].tolist() == [0.0] * 4
     assert (batch["tool_mask"] * batch["completion_mask"]).sum() == 0
     assert bench.gradient(batch).abs().max() == 0
     assert {row["reason"] for row in bench.rollouts()} == {"gold_failed"}
+    assert "all 4 episodes are masked (gold_failed 4): fix the gold queries" in caplog.text
+
+
 @pytest.mark.parametrize("value", [None, "many", torch.ones(2)])
 def test_a_metric_that_is_not_a_number_is_named(value: Any, bench: Bench) -> None:
     with pytest.raises(RunError, match="own/x must be a number"):

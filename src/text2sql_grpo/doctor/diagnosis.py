@@ -407,6 +407,7 @@ def _groups(played: Sequence[dict[str, Any]], size: int, *, has_sft: bool) -> Fi
     best = max((r for group in groups for r in group if r is not None), default=None)
     facts = {"groups": len(groups), "zero_variance": zero_variance, "share": share, "best_reward": best}
     text = f"{zero_variance} of {many(len(groups), 'group')} without variance, so without a gradient"
-    if reason := no_signal(groups, [record["stop_reason"] for record in played], has_sft=has_sft):
+    ends = [(record["stop_reason"], record["reason"]) for record in played]
+    if reason := no_signal(groups, ends, has_sft=has_sft):
         text += f": {reason}"
     return Finding("zero-variance groups", "note" if share > 0.5 else "ok", text, facts)

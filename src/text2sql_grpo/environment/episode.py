@@ -15,6 +15,8 @@ CURES = {
     "budget": "raise environment.max_episode_tokens",
     "turn_length": "raise environment.max_turn_tokens",
     "max_turns": "raise environment.max_turns",
+    "gold_failed": "fix the gold queries that failed (text2sql-grpo audit data names them), or raise "
+    "environment.limits.timeout_s",
 }
 ActionKind = Literal["run_sql", "submit_sql", "call_tool", "malformed"]
 

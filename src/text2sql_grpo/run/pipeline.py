@@ -241,10 +241,11 @@ def _warn_of_steps_without_gradient(trainer: SQLGRPOTrainer, run: Run) -> None:
             run.warn(f"{flat} of {many(len(has_gradient), 'step')} had no gradient")
         return
     episodes = read_jsonl(run.folder / ROLLOUTS, "episodes")
-    rewards, stops = zip(*((row["reward"], row["stop_reason"]) for row in episodes), strict=True)
+    played = [(row["reward"], (row["stop_reason"], row["reason"])) for row in episodes]
+    rewards, ends = zip(*played, strict=True)
     size = trainer.num_generations
     groups = [rewards[first : first + size] for first in range(0, len(rewards), size)]
-    reason = no_signal(groups, stops, has_sft=run.config.sft is not None)
+    reason = no_signal(groups, ends, has_sft=run.config.sft is not None)
     reason = reason or "each was not finite and skipped: lower grpo.learning_rate"
     run.warn(f"nothing was learned: no step had a gradient: {reason}; merging the model as it was")
 

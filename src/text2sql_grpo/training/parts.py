@@ -40,6 +40,7 @@ class Judged:
         place: Index of its group in the generation batch of all ranks; set by the trainer, like the rest.
         num_sampled: Number of sampled tokens.
         num_tokens: Number of tokens of the prompt and sampled ones.
+        reason: Reason of the verdict, see `Verdict`; empty without one.
     """
 
     question: int
@@ -52,6 +53,7 @@ class Judged:
     place: int = 0
     num_sampled: int = 0
     num_tokens: int = 0
+    reason: str = ""
 
 
 @dataclass(frozen=True)

@@ -186,5 +186,6 @@ def _row(number: int, answer: Answer) -> Row:
         verdict=None if answer.scores is None else answer.verdict.strict,
         metrics=episode_metrics(answer.episode, answer.verdict, answer.flags),
         family=answer.example.family,
+        reason=answer.verdict.reason,
     )
     return Row(answer.episode, judged, answer.record())

@@ -67,7 +67,7 @@ class Rewards(Record):
         metrics["completions/clipped_ratio"] = statistics.fmean(is_cut)
         self.figures = metrics
         if not (self._has_warned or inputs["advantages"].any()) and is_main():
-            reason = no_signal(groups, [one.stop_reason for one in batch.judged])
+            reason = no_signal(groups, [(one.stop_reason, one.reason) for one in batch.judged])
             if reason:
                 self._has_warned = True
                 logger.warning(f"step {step + 1} has no gradient: {reason}")
@@ -112,36 +112,37 @@ def has_zero_variance(rewards: Iterable[float | None]) -> bool:
 
 
 def no_signal(
-    groups: Sequence[Sequence[float | None]], stop_reasons: Sequence[str], *, has_sft: bool = True
+    groups: Sequence[Sequence[float | None]], ends: Sequence[tuple[str, str]], *, has_sft: bool = True
 ) -> str | None:
     """Reason why no rollout of a batch or run has an advantage, with a remedy; None if one has.
 
     Args:
         groups: Rewards of each group, None if masked.
-        stop_reasons: Stop reason of each rollout.
+        ends: Stop reason of each rollout, and the reason of its verdict.
         has_sft: Do not advise SFT.
 
-    >>> no_signal([[None, None]], ["budget", "budget"])
+    >>> no_signal([[None, None]], [("budget", "not_submitted")] * 2)
     'all 2 episodes are masked (budget 2): raise environment.max_episode_tokens'
-    >>> no_signal([[0.0, 0.0], [1.0, 1.0]], ["submitted"] * 4).partition(":")[0]
+    >>> no_signal([[0.0, 0.0], [1.0, 1.0]], [("submitted", "")] * 4).partition(":")[0]
     'each of 2 groups has one reward (0 in 1, 1 in 1; submitted 4)'
-    >>> no_signal([[0.0, 0.0], [1.0, 0.0]], ["submitted"] * 4)
+    >>> no_signal([[0.0, 0.0], [1.0, 0.0]], [("submitted", "")] * 4)
     """
     if not all(map(has_zero_variance, groups)):
         return None
-    limits = [reason for reason in stop_reasons if reason in CURES]
-    remedies = "; ".join(cure for reason, cure in CURES.items() if reason in limits)
+    counts = Counter(verdict if verdict == "gold_failed" else stop for stop, verdict in ends).most_common()
     rewards = [next((round(one, 6) for one in group if one is not None), None) for group in groups]
     values = Counter(reward for reward in rewards if reward is not None)
-    stops = ", ".join(f"{reason} {n}" for reason, n in Counter(stop_reasons).most_common())
+    stops = ", ".join(f"{reason} {n}" for reason, n in counts)
     if not values:
-        remedies = remedies or "see the error of each episode in rollouts.jsonl"
-        return f"all {len(stop_reasons)} episodes are masked ({stops}): {remedies}"
-    if 2 * len(limits) <= len(stop_reasons):
-        remedies = "raise grpo.temperature or num_generations, or take questions that are answered sometimes"
-        remedies = remedies if has_sft else f"train SFT first, {remedies}"
+        remedy = CURES.get(counts[0][0], "see the error of each episode in rollouts.jsonl")
+        return f"all {len(ends)} episodes are masked ({stops}): {remedy}"
+    if 2 * sum(n for reason, n in counts if reason in CURES) > len(ends):
+        remedy = next(CURES[reason] for reason, _ in counts if reason in CURES)
+    else:
+        remedy = "raise grpo.temperature or num_generations, or take questions that are answered sometimes"
+        remedy = remedy if has_sft else f"train SFT first, {remedy}"
     shown = ", ".join(f"{value:g} in {n}" for value, n in values.most_common(3))
-    return f"each of {len(groups)} groups has one reward ({shown}; {stops}): {remedies}"
+    return f"each of {len(groups)} groups has one reward ({shown}; {stops}): {remedy}"
 
 
 class StepTimes(TrainerCallback):
