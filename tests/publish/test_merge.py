@@ -189,11 +189,14 @@ def test_options_that_cannot_be_met_are_refused(
     inner = write_adapter(llama / "adapter", llama)
     run.mkdir()
     (run / "metrics.jsonl").write_text("{}\n")
+    checkpoint = write_model(tmp_path / "checkpoint")
+    (checkpoint / "trainer_state.json").write_text("{}")
 
     for reason, source, out, options in (
         ("got 'int4'", llama, tmp_path / "merged", {"dtype": "int4"}),
         ("needs an adapter", llama, tmp_path / "merged", {"base": "me/model"}),
         ("other files", llama, run, {}),
+        ("other files", llama, checkpoint, {}),
         ("that is read", llama, llama, {}),
         ("that is read", adapter, llama, {"base": str(llama)}),
         ("that is read", inner, llama, {"base": "me/model"}),

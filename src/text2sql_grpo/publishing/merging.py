@@ -32,6 +32,7 @@ from text2sql_grpo.run_folder import read_settings
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 Quantization = Literal["auto", "none", "4bit"]
 TOLERANCE = 1e-3  # largest change of a logit; times the largest logit if that is over 1
+_OF_A_CHECKPOINT = ("trainer_state.json", "manifest.json")
 
 
 @dataclass(frozen=True)
@@ -169,7 +170,8 @@ def _check_out(out: Path, source: Path) -> None:
         raise ModelError(f"cannot write to the folder that is read: {out}; choose another folder")
     if out.exists() and not out.is_dir():
         raise ModelError(f"cannot write to a file: {out}; choose a folder")
-    if out.is_dir() and any(out.iterdir()) and not (out / "config.json").is_file():
+    is_model = (out / "config.json").is_file() and not any((out / name).exists() for name in _OF_A_CHECKPOINT)
+    if out.is_dir() and any(out.iterdir()) and not is_model:
         raise ModelError(f"the folder holds other files than a merged model: {out}; choose a new folder")
 
 
