@@ -27,10 +27,10 @@ class Bounds:
 Positive = Annotated[int, Bounds(ge=1)]
 NotNegative = Annotated[int, Bounds(ge=0)]
 Seed = Annotated[int, Bounds(ge=0, le=2**32 - 1)]
-AboveZero = Annotated[float, Bounds(gt=0)]
+AboveZero = Annotated[float, Bounds(gt=0, allow_inf_nan=False)]
 Temperature = Annotated[float, Bounds(ge=0, allow_inf_nan=False)]
-Share = Annotated[float, Bounds(ge=0, le=1)]
-AboveZeroShare = Annotated[float, Bounds(gt=0, le=1)]
+Share = Annotated[float, Bounds(ge=0, le=1, allow_inf_nan=False)]
+AboveZeroShare = Annotated[float, Bounds(gt=0, le=1, allow_inf_nan=False)]
 
 _WORDS = {
     "Input should be": "must be",

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from trl import GRPOConfig
+from transformers import HfArgumentParser
+from trl import GRPOConfig, TrlParser
 
 from text2sql_grpo.config import load_config
 from text2sql_grpo.errors import ConfigError, DataError
@@ -142,11 +143,11 @@ def test_defaults_that_suit_long_episodes(tmp_path: Path) -> None:
     [
         ({"learning_rte": 1.0}, r"unknown key grpo\.learning_rte: did you mean learning_rate\?"),
         ({"zzz": 1}, r"unknown key grpo\.zzz: see TRL's GRPOConfig"),
-        ({"max_steps": "many"}, r"grpo\.max_steps: input should be a valid integer.*, got 'many'"),
-        ({"max_steps": 2.5}, r"grpo\.max_steps: .*integer.*, got 2\.5"),
-        ({"max_steps": True}, r"grpo\.max_steps: .*integer.*, got True"),
-        ({"learning_rate": "fast"}, r"grpo\.learning_rate: .*number.*, got 'fast'"),
-        ({"num_generations": [4]}, r"grpo\.num_generations: .*integer.*, got \[4\]"),
+        ({"max_steps": "many"}, r"grpo: max_steps must be a valid integer, got 'many'"),
+        ({"max_steps": 2.5}, r"grpo: max_steps .*integer.*, got 2\.5"),
+        ({"max_steps": True}, r"grpo: max_steps .*integer.*, got True"),
+        ({"learning_rate": "fast"}, r"grpo: learning_rate .*number.*, got 'fast'"),
+        ({"num_generations": [4]}, r"grpo: num_generations .*integer.*, got \[4\]"),
         ({"seed": 1}, r"grpo\.seed is set by run\.seed: set that instead"),
         ({"reward_weights": [1.0]}, r"set by rewards"),
         (
@@ -239,6 +240,14 @@ def test_a_refused_field_is_named_with_the_reason(tmp_path: Path, name: str) -> 
     with pytest.raises(ValueError, match=f"{name} is not supported") as refused:
         SQLGRPOConfig(output_dir=str(tmp_path), **{name: other})
     assert REFUSED[name] in str(refused.value)
+
+
+@pytest.mark.parametrize("kind", [HfArgumentParser, TrlParser])
+def test_parsers_of_the_command_line_make_the_arguments(kind: Any, tmp_path: Path) -> None:
+    line = f"--output_dir {tmp_path} --max_steps 3 --report_to none --push_to_hub false"
+    (made,) = kind(SQLGRPOConfig).parse_args_into_dataclasses(line.split())
+    assert made.max_steps == 3
+    assert dataclasses.replace(made, max_steps=4).max_steps == 4  # checks what the first check completed
 
 
 @pytest.mark.parametrize("name", [*ELSEWHERE, "max_turn_tokens", "engine", "max_slots"])

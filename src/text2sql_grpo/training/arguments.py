@@ -1,16 +1,29 @@
 """`SQLGRPOConfig`: TRL's `GRPOConfig` with defaults that suit text-to-SQL, checked when it is read."""
 
 import dataclasses
+import functools
 import os
 import typing
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import BaseModel, ValidationError, create_model
+from transformers.utils import is_liger_kernel_available
 from trl import GRPOConfig
 
+from text2sql_grpo.checked import (
+    AboveZero,
+    AboveZeroShare,
+    Bounds,
+    NotNegative,
+    Positive,
+    Seed,
+    Share,
+    problems,
+)
 from text2sql_grpo.config import check_grpo_keys
 from text2sql_grpo.errors import ArgumentError, ConfigError, DataError
 from text2sql_grpo.models.hardware import device_type, has_fast_bf16
@@ -78,6 +91,28 @@ _CHOICES = {
     "importance_sampling_level": ("token", "sequence"),
     "scale_rewards": ("group", "batch", "none"),
 }
+_NotNegativeFloat = Annotated[float, Bounds(ge=0, allow_inf_nan=False)]
+# Types narrower than those that TRL and transformers declare, or wider.
+_TYPES: dict[str, Any] = {
+    "num_iterations": Positive,
+    "per_device_train_batch_size": Positive,
+    "gradient_accumulation_steps": Positive,
+    "steps_per_generation": Positive | None,
+    "generation_batch_size": Positive | None,
+    "num_train_epochs": AboveZero,
+    "learning_rate": _NotNegativeFloat,
+    "temperature": AboveZero,
+    "top_p": AboveZeroShare,
+    "top_k": NotNegative,
+    "min_p": Share | None,
+    "repetition_penalty": AboveZero,
+    "beta": _NotNegativeFloat,
+    "delta": AboveZero | None,
+    "top_entropy_quantile": Share,
+    "seed": Seed,
+    "debug": Any,  # None from HfArgumentParser
+    "accelerator_config": Any,  # an object after the first check, which `dataclasses.replace` repeats
+}
 
 
 @dataclass
@@ -115,24 +150,24 @@ class SQLGRPOConfig(GRPOConfig):
 
     def _complete(self) -> None:
         """Refuse wrong values, and set the fields that depend on others."""
+        given = {}
         for f in dataclasses.fields(self):  # before TRL changes some of them
             default = f.default if f.default_factory is dataclasses.MISSING else f.default_factory()
             value = getattr(self, f.name)
-            if f.name in REFUSED and value != default:
+            if value != default:
+                given[f.name] = str(value) if isinstance(value, Path) else value
+            are_off = all(not one or one == "no" for one in (value, default))
+            if f.name in REFUSED and value != default and not are_off:
                 raise ValueError(f"{f.name} is not supported: {REFUSED[f.name]}")
-            is_optional = value is None and "None" in str(f.type)
-            # NumPy's numbers but float64 could not be saved: a checkpoint's state is JSON.
-            if isinstance(default, int | float) and not isinstance(value, int | float) and not is_optional:
-                raise ValueError(f"{f.name} must be of type {type(default).__name__}, got {value!r}")
+        try:
+            typed = _typed()(**given)
+        except ValidationError as error:
+            raise ValueError(problems(error, SQLGRPOConfig)) from error
+        for name in given:
+            if isinstance(number := getattr(typed, name), float):
+                setattr(self, name, number)  # a checkpoint's JSON cannot hold NumPy's numbers
         is_integer = self.eval_steps is None or self.eval_steps == int(self.eval_steps)
         for name, is_right, range_ in (
-            ("temperature", self.temperature > 0, "> 0"),
-            ("top_p", 0 < self.top_p <= 1, "in (0, 1]"),
-            ("top_k", self.top_k >= 0, ">= 0, where 0 is off"),
-            ("min_p", 0 <= (self.min_p or 0) <= 1, "in [0, 1] or None"),
-            ("repetition_penalty", self.repetition_penalty > 0, "> 0"),
-            ("beta", self.beta >= 0, ">= 0"),
-            ("learning_rate", self.learning_rate >= 0, ">= 0"),
             ("max_steps", self.max_steps > 0 or self.max_steps == -1, ">= 1, or -1 for num_train_epochs"),
             ("eval_steps", is_integer and (self.eval_steps or 1) >= 1, "an int >= 1 or None"),
         ):
@@ -183,6 +218,15 @@ class SQLGRPOConfig(GRPOConfig):
             )
 
 
+@functools.cache
+def _typed() -> type[BaseModel]:
+    """Model of pydantic with the fields of `SQLGRPOConfig`, all optional, which converts none but floats."""
+    types = typing.get_type_hints(SQLGRPOConfig) | _TYPES
+    settings: Any = {"strict": True, "arbitrary_types_allowed": True, "protected_namespaces": ()}
+    fields: dict[str, Any] = {name: (kind, None) for name, kind in types.items()}
+    return create_model("Fields", __config__=settings, **fields)
+
+
 def wrong_combinations(arguments: SQLGRPOConfig, processes: int, *, is_sharded: bool) -> list[str]:
     """List the combinations of settings that would fail, hang or train something else.
 
@@ -193,6 +237,9 @@ def wrong_combinations(arguments: SQLGRPOConfig, processes: int, *, is_sharded: 
     reasons = {
         f"vllm_tensor_parallel_size must divide the number of processes ({processes}), got {shared_by}: "
         "it is the number of processes that share one vLLM": arguments.use_vllm and processes % shared_by,
+        "use_liger_kernel needs the package liger-kernel: pip install liger-kernel": (
+            arguments.use_liger_kernel and not is_liger_kernel_available()
+        ),
         "save_strategy must not be best, which evaluates: set evaluation.keep: best": (
             arguments.save_strategy == "best"
         ),
@@ -245,19 +292,13 @@ def training_arguments(fields: dict[str, Any], **decided: Any) -> SQLGRPOConfig:
     Raises:
         ConfigError: An unknown field, a wrong type, or a field that another section sets.
     """
-    types = typing.get_type_hints(SQLGRPOConfig)
     known = [f.name for f in dataclasses.fields(SQLGRPOConfig) if f.init]
-    for name, value in fields.items():
+    for name in fields:
         if name in _DECIDED_ELSEWHERE:
             raise ConfigError(f"grpo.{name} is set by {_DECIDED_ELSEWHERE[name]}: set that instead")
         if name in _REMOVED:
             raise ConfigError(f"grpo.{name} was removed: {_REMOVED[name]}")
         check_grpo_keys([name], known)
-        try:
-            TypeAdapter(types[name]).validate_python(value, strict=isinstance(value, bool | float))
-        except ValidationError as error:
-            message = error.errors()[0]["msg"]
-            raise ConfigError(f"grpo.{name}: {message[0].lower()}{message[1:]}, got {value!r}") from error
     try:
         return SQLGRPOConfig(**fields, **decided)
     except (ValueError, TypeError) as error:
