@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections import Counter
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from traceback import format_exception
 from typing import Any
@@ -116,6 +117,64 @@ def test_the_same_questions_as_rows_a_dataset_a_file_and_examples(model: str) ->
             assert [(one.question, one.gold_sql) for one in found] == [
                 (one.question, one.gold_sql) for one in expected
             ]
+
+
+def test_examples_made_by_hand_are_checked_like_rows() -> None:
+    with small(hide=["branch.staff"]) as env:
+        known = env.examples(ROWS[2:])
+        assert env.examples(known) is known
+        for wrong, reason in (
+            ([*known, replace(known[0], gold_sql=None)], "gold_sql"),  # type: ignore[arg-type]
+            ([replace(known[0], database="nowhere")], "nowhere"),
+            ([replace(known[0], gold_sql="SELECT staff FROM branch")], "refused"),
+            ([known[0], replace(known[0], question="Again?")], "used twice"),
+        ):
+            with pytest.raises(t2s.RunError, match=reason):
+                env.examples(wrong)
+
+
+def test_evaluations_render_the_chat_template_as_training_does(
+    model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers: list[t2s.Answer] = []
+
+    def answer(*args: Any, **options: Any) -> list[t2s.Answer]:
+        answers.extend(found := t2s.Environment.answer(env, *args, **options))
+        return found
+
+    with small() as env:
+        monkeypatch.setattr(env, "answer", answer)
+        args = arguments(chat_template_kwargs={"mark": True})
+        trainer = t2s.SQLGRPOTrainer(model, env, train_dataset=ROWS, eval_dataset=ROWS[:1], args=args)
+        trainer.processing_class.chat_template += "{{ 'MARK' if mark }}"
+        trainer.train()
+        t2s.evaluate(trainer, env, ROWS[:1])
+    texts = [trainer.processing_class.decode(one.episode.prompt_ids) for one in answers]
+    assert len(texts) == 3 and all(text.endswith("MARK") for text in texts)
+
+
+def test_each_model_counts_the_schemas_tokens_itself(model: str) -> None:
+    with closing(sqlite3.connect("shop.sqlite")) as connection:
+        connection.execute(
+            f"CREATE TABLE wide ({', '.join(f'column_{number} TEXT' for number in range(40))})"
+        )
+    with small(max_schema_tokens=300) as env:  # a token is a byte of this model, or an estimate of 4
+        whole = env.sessions.schema_text("shop")
+        trainer = t2s.SQLGRPOTrainer(model, env, train_dataset=ROWS, args=arguments())
+        t2s.evaluate(trainer, env, ROWS[:1])
+        assert env.sessions.schema_text("shop") == whole
+        trainer.train()
+    rows = map(json.loads, Path("run/rollouts.jsonl").read_text().splitlines())
+    assert not any(whole in row["messages"][1]["content"] for row in rows)
+
+
+def test_dora_is_trained_in_bf16_with_checkpointed_layers(model: str) -> None:
+    args = arguments(bf16=True, gradient_checkpointing=True)
+    adapter = LoraConfig(r=2, target_modules="all-linear", use_dora=True)
+    with small() as env:
+        trainer = t2s.SQLGRPOTrainer(model, env, train_dataset=ROWS, args=args, peft_config=adapter)
+        trainer.train()
+    assert trainer.ways["updates"] == "token trees"
 
 
 def test_evaluation_on_a_schedule_is_written_and_logged(model: str) -> None:
@@ -296,7 +355,7 @@ def test_memory_that_runs_out_as_a_checkpoint_loads_is_said_as_such(
             trainer.train(resume_from_checkpoint=True)
 
 
-@pytest.mark.parametrize("drawn", [[0], [0, 0, 0], [0, 99], ["train-0", "train-1"], []])
+@pytest.mark.parametrize("drawn", [[0], [0, 0, 0], [0, 99], ["train-0", "train-1"], [], None])
 def test_a_selection_that_draws_something_else_is_named(drawn: list[Any], model: str) -> None:
     class Odd(Select):
         def draw(self, count: int) -> list[int]:
@@ -393,6 +452,8 @@ def test_a_base_in_memory_is_merged_as_it_is(model: str) -> None:
         ({"rewards": ["exection"]}, "execution"),
         ({"evaluation": {"batch_size": 1}}, "evaluation must be of type"),
         ({"rollout": "slots"}, "rollout must be of type"),
+        ({"template_options": ["x"]}, "template_options must be of type"),
+        ({"samples": 1.5}, "samples"),
     ],
 )
 def test_wrong_numbers_of_an_evaluation(options: dict[str, Any], name: str, model: str) -> None:
@@ -448,11 +509,20 @@ def test_another_working_folder_leaves_the_database(model: str, tmp_path: Path) 
         ({"max_steps": 0}, "max_steps"),
         ({"eval_steps": 0.5}, "eval_steps"),
         ({"loss_type": "x"}, "loss_type"),
-        ({"learning_rate": "1e-5"}, "learning_rate must be of type float, got '1e-5'"),
-        ({"temperature": None}, "temperature must be of type float"),
-        ({"learning_rate": numpy.float32(1e-5)}, "learning_rate must be of type float"),
+        ({"learning_rate": "1e-5"}, "learning_rate must be a valid number, got '1e-5'"),
+        ({"learning_rate": float("nan")}, "learning_rate"),
+        ({"temperature": None}, "temperature must be a valid number"),
         ({"top_k": -1}, "top_k must be >= 0"),
-        ({"min_p": 2.0}, "min_p must be in"),
+        ({"min_p": 2.0}, "min_p must be <= 1"),
+        ({"num_iterations": 0}, "num_iterations must be >= 1, got 0"),
+        ({"num_train_epochs": 0, "max_steps": -1}, "num_train_epochs must be > 0"),
+        ({"num_train_epochs": -1}, "num_train_epochs"),
+        ({"per_device_train_batch_size": 0}, "per_device_train_batch_size"),
+        ({"gradient_accumulation_steps": 0}, "gradient_accumulation_steps"),
+        ({"steps_per_generation": 0}, "steps_per_generation"),
+        ({"max_steps": 2.5}, "max_steps must be a valid integer, got 2.5"),
+        ({"top_entropy_quantile": 2.0}, "top_entropy_quantile"),
+        ({"delta": -1.0}, "delta"),
         ({"repetition_penalty": 0.0}, "repetition_penalty"),
         ({"gradient_accumulation_steps": "2"}, "gradient_accumulation_steps"),
     ],
@@ -460,6 +530,13 @@ def test_another_working_folder_leaves_the_database(model: str, tmp_path: Path) 
 def test_wrong_training_arguments(fields: dict[str, Any], name: str) -> None:
     with pytest.raises(t2s.ConfigError, match=name):
         arguments(**fields)
+
+
+def test_a_number_of_numpy_is_pythons(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert type(arguments(learning_rate=numpy.float32(1e-5)).learning_rate) is float
+    monkeypatch.setattr("text2sql_grpo.training.arguments.is_liger_kernel_available", lambda: False)
+    with pytest.raises(t2s.ConfigError, match="pip install liger-kernel"):
+        arguments(use_liger_kernel=True)
 
 
 MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
@@ -488,6 +565,10 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     "an optimizer of other weights": (
         {"optimizers": (torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1), None)},
         "optimizers",
+    ),
+    "an optimizer by its class": (
+        {"optimizers": (torch.optim.SGD, {"lr": 0.1})},
+        "optimizers[0] must be of type Optimizer, got type",
     ),
     "losses as a dict": ({"losses": {"gold": 0.1}}, "losses must be of type"),
     "a selection by name": ({"select": "strata"}, "select must be of type"),
@@ -540,6 +621,9 @@ def test_a_wrong_argument_of_a_function_is_named_with_both_types(model: str) -> 
         "unknown key run.step": lambda: t2s.load_config(path, ["--run.step", 2]),  # type: ignore[list-item]
         "databases must be of type Databases, got str": lambda: t2s.load_examples(ROWS, "a.db", executor),  # type: ignore[arg-type]
         "limits must be of type Limits, got dict": lambda: t2s.SQLExecutor({"timeout_s": 1}),  # type: ignore[arg-type]
+        "limit must be an int >= 1 or None, got '2'": lambda: small().examples(ROWS, limit="2"),
+        "rewards must be a mapping": lambda: t2s.RewardMix(None),  # type: ignore[arg-type]
+        "pairs of a reward and a weight": lambda: t2s.RewardMix({}, [len]),  # type: ignore[list-item]
         "parallel must be >= 1, got 0": lambda: t2s.Endpoint("http://x/v1", "m", parallel=0),
     }
     for reason, call in calls.items():

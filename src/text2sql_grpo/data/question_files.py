@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from io import BytesIO, StringIO
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -60,8 +61,8 @@ def read_questions(
     Raises:
         DataError: The source or a question in it is wrong; names the place.
     """
-    if limit is not None and limit < 1:
-        raise DataError(f"limit must be an int >= 1 or None, got {limit} (for {source_name(source)})")
+    if limit is not None and not (isinstance(limit, Integral) and limit >= 1):
+        raise DataError(f"limit must be an int >= 1 or None, got {limit!r} (for {source_name(source)})")
     kept: list[Question] = []
     places: dict[str, str] = {}
     for question in _questions(source, database):

@@ -184,7 +184,8 @@ class Environment:
         self.check_open()
         check_type("rollout", rollout, RolloutConfig | None)
         check_type("evaluation", evaluation, EvaluationConfig | None)
-        Sampling(samples=samples, temperature=temperature, seed=seed)
+        check_type("template_options", template_options, dict | None)
+        samples = Sampling(samples=samples, temperature=temperature, seed=seed).samples
         examples = [example for example in questions for _ in range(samples)]
         judge = self.judge(None if rewards is None else reward_mix(rewards))
         found, errors = dict[int, Future[Answer]](), list[Exception]()

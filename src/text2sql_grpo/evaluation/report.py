@@ -9,7 +9,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from text2sql_grpo.errors import ArgumentError, check_type
-from text2sql_grpo.evaluation.bench import Environment
+from text2sql_grpo.evaluation.bench import Environment, Sampling
 from text2sql_grpo.evaluation.statistics import Accuracy, Interval, interval_by_database, interval_of_shares
 from text2sql_grpo.evaluation.votes import Vote, Votes, risk_coverage, votes
 from text2sql_grpo.phrases import many
@@ -157,6 +157,7 @@ def evaluate(
     Raises:
         RunError: Anything wrong with the model, the questions or an endpoint.
     """
+    samples = Sampling(samples=samples).samples
     if temperature is None:
         temperature = 0.0 if samples == 1 else 1.0
     check_type("environment", environment, Environment)

@@ -10,7 +10,7 @@ from operator import attrgetter
 from typing import Any
 
 from text2sql_grpo.environment.episode import Episode
-from text2sql_grpo.errors import ConfigError
+from text2sql_grpo.errors import ArgumentError, ConfigError
 from text2sql_grpo.grading.verdict import Verdict
 from text2sql_grpo.rewards.function import Results, RewardFunction, function_name, is_number, read_range
 from text2sql_grpo.rewards.functions import REWARD_FUNCTIONS
@@ -50,7 +50,12 @@ class RewardMix:
                 settings with which the best wrong answer could earn as much as the worst right one, unless
                 they are an unchanged published preset.
         """
-        given = dict(settings)
+        try:
+            given, pairs = dict(settings), [(reward, weight) for reward, weight in functions]
+        except (TypeError, ValueError) as error:
+            raise ArgumentError(
+                f"rewards must be a mapping, and pairs of a reward and a weight: {error}"
+            ) from error
         self.preset: str | None = _known("preset", given.pop("preset", None), [None, *PRESETS])
         clip = given.pop("clip", None)
         self._clip = (-math.inf, math.inf) if clip is None else read_range(clip, "clip")
@@ -61,7 +66,7 @@ class RewardMix:
         defaults = PRESETS[self.preset] if self.preset else DEFAULT_WEIGHTS
         weights: dict[str, float] = {}
         own: dict[str, RewardFunction] = {}
-        for reward, weight in [*given.items(), *functions]:
+        for reward, weight in [*given.items(), *pairs]:
             function = reward_function(reward)
             name = function.name
             is_other = function is not REWARD_FUNCTIONS.get(name, function)

@@ -8,6 +8,7 @@ from typing import Any
 
 from peft import PeftConfig, PeftModel
 from rich.console import Console
+from torch.optim import Optimizer
 from transformers import BitsAndBytesConfig, PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
 from transformers.trainer_utils import TrainOutput
 
@@ -129,6 +130,7 @@ class SQLGRPOTrainer(RolloutGRPOTrainer):
         if loaded is not None:
             name_base(self.model, loaded)
         if (given := optimizers[0]) is not None:
+            check_type("optimizers[0]", given, Optimizer)
             held = {id(weight) for group in given.param_groups for weight in group["params"]}
             if not any(id(weight) in held for weight in self.model.parameters() if weight.requires_grad):
                 raise ArgumentError(

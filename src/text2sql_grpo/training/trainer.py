@@ -3,7 +3,7 @@
 import logging
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from numbers import Integral
 from pathlib import Path
@@ -143,11 +143,13 @@ class RolloutGRPOTrainer(GRPOTrainer):
         Raises:
             RunError: They are not the questions of a batch, or ranks drew different ones.
         """
+        drawn = questions
+        questions = list(drawn) if isinstance(drawn, Iterable) else []
         are_known = all(isinstance(one, Integral) and 0 <= one < self._num_questions for one in questions)
         if len(questions) != self._num_groups or not are_known:
             raise RunError(
                 f"{type(self.select).__name__}.draw must return {self._num_groups} numbers of questions, "
-                f"each from 0 to {self._num_questions - 1}, got {questions!r:.100}"
+                f"each from 0 to {self._num_questions - 1}, got {drawn!r:.100}"
             )
         size = self.args.per_device_train_batch_size * self.args.steps_per_generation
         first = self.accelerator.process_index * size
