@@ -131,6 +131,8 @@ def test_examples_made_by_hand_are_checked_like_rows() -> None:
         ):
             with pytest.raises(t2s.RunError, match=reason):
                 env.examples(wrong)
+        with pytest.raises(t2s.RunError, match="limit must be an int >= 1 or None, got '2'"):
+            env.examples(ROWS[2:], limit="2")
 
 
 def test_evaluations_render_the_chat_template_as_training_does(
@@ -621,7 +623,6 @@ def test_a_wrong_argument_of_a_function_is_named_with_both_types(model: str) -> 
         "unknown key run.step": lambda: t2s.load_config(path, ["--run.step", 2]),  # type: ignore[list-item]
         "databases must be of type Databases, got str": lambda: t2s.load_examples(ROWS, "a.db", executor),  # type: ignore[arg-type]
         "limits must be of type Limits, got dict": lambda: t2s.SQLExecutor({"timeout_s": 1}),  # type: ignore[arg-type]
-        "limit must be an int >= 1 or None, got '2'": lambda: small().examples(ROWS, limit="2"),
         "rewards must be a mapping": lambda: t2s.RewardMix(None),  # type: ignore[arg-type]
         "pairs of a reward and a weight": lambda: t2s.RewardMix({}, [len]),  # type: ignore[list-item]
         "parallel must be >= 1, got 0": lambda: t2s.Endpoint("http://x/v1", "m", parallel=0),

@@ -135,9 +135,14 @@ class Environment:
         """Questions with checked gold queries, see `load_examples`; those of this environment as they are."""
         if isinstance(source, ExamplesOnDisk):
             return source
-        if isinstance(source, Sequence) and source and not options:
-            if all(id(one) in self._checked for one in source):
-                return source
+        checked = self._checked
+        if (
+            isinstance(source, Sequence)
+            and source
+            and not options
+            and all(id(one) in checked for one in source)
+        ):
+            return source
         found = load_examples(source, self.databases, self.executor, refusal=self.refusal, **options)
         self._checked |= {id(one): one for one in found}
         return found
