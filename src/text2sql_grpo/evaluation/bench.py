@@ -135,14 +135,9 @@ class Environment:
         """Questions with checked gold queries, see `load_examples`; those of this environment as they are."""
         if isinstance(source, ExamplesOnDisk):
             return source
-        checked = self._checked
-        if (
-            isinstance(source, Sequence)
-            and source
-            and not options
-            and all(id(one) in checked for one in source)
-        ):
-            return source
+        is_checked = isinstance(source, list | tuple) and {*map(id, source)} <= self._checked.keys()
+        if is_checked and source and not options:
+            return list(source)
         found = load_examples(source, self.databases, self.executor, refusal=self.refusal, **options)
         self._checked |= {id(one): one for one in found}
         return found
