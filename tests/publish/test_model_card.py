@@ -91,8 +91,6 @@ def test_card_tells_audit_rewards_hardware_curve_and_comparison(run: Path, tmp_p
     audit = {"file": "train.jsonl", "questions": 70, "quarantined": 4, "counts": {"slow": 1, "duplicated": 3}}
     (run / "audit.json").write_text(json.dumps(audit))
     (tmp_path / "dev.json").write_text(json.dumps(audit | {"file": "dev.jsonl", "counts": {}}))
-    (run / "comparison.json").write_text(json.dumps({"base": "Qwen/base", "verdict": "Of 80 questions, ..."}))
-
     card = ModelCard.load(write_model_card(run, run / "merged", audits=[tmp_path / "dev.json"])).text
 
     assert "Hardware: 2 x NVIDIA H100, 80 GiB, 16 CPU cores. Time: GRPO 611 s." in card
@@ -102,7 +100,28 @@ def test_card_tells_audit_rewards_hardware_curve_and_comparison(run: Path, tmp_p
     assert "| duplicated | 3 | the question was asked before |" in card
     assert "Audit of `dev.jsonl`: 70 questions, 4 for quarantine. Nothing was found." in card
     assert "preset `strict`" in card and "- `execution" in card
-    assert "Against `Qwen/base` on the same questions: Of 80 questions, ..." in card
+
+
+@pytest.mark.parametrize(
+    ("trained", "is_quoted"),
+    [
+        ("merged", True),
+        (".", True),
+        ("evaluation.jsonl", True),
+        ("evaluation-checkpoint-1.jsonl", False),
+        ("checkpoint-1", False),
+        ("../other/merged", False),
+    ],
+)
+def test_card_quotes_only_a_comparison_of_its_own_model(
+    run: Path, monkeypatch: pytest.MonkeyPatch, trained: str, is_quoted: bool
+) -> None:
+    monkeypatch.chdir(run)
+    Path("evaluation.json").write_text(json.dumps(EVALUATION))
+    comparison = {"base": "Qwen/base", "trained": trained, "verdict": "Of 80 questions, ..."}
+    Path("comparison.json").write_text(json.dumps(comparison))
+    card = write_model_card(run, run / "merged").read_text()
+    assert ("Against `Qwen/base` on the same questions: Of 80 questions, ..." in card) is is_quoted
 
 
 def test_card_has_both_intervals_the_change_and_a_remark_on_few_databases(run: Path) -> None:

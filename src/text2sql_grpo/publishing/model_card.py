@@ -27,6 +27,7 @@ from text2sql_grpo.run_folder import (
     COMPARISON,
     CURVE,
     EVALUATION,
+    answers_file,
     read_evaluation,
     read_metrics,
     read_settings,
@@ -63,7 +64,7 @@ def write_model_card(
     """Write the `README.md` of a model's or adapter's folder, with the learning curve; returns its path.
 
     Reads `config.yaml`, `metrics.jsonl`, `evaluation.json`, `comparison.json` and `audit*.json` of `run`; the
-    card names missing ones.
+    card names missing ones. A comparison of a different model is left out.
 
     Args:
         repo_id: Name on the Hub for the examples; None uses the folder's path.
@@ -77,7 +78,7 @@ def write_model_card(
     base = _hub_base(run, config)
     name = repo_id.split("/")[-1] if repo_id else run.resolve().name
     evaluation = read_evaluation(run)
-    scored = _evaluation(run, evaluation)
+    scored = _evaluation(run, folder, evaluation)
     strict = {name: scores["overall"]["strict"] for name, scores in evaluation.get("sets", {}).items()}
     results = [
         EvalResult(
@@ -210,7 +211,7 @@ def _rewards(config: dict[str, Any]) -> str:
     return "\n".join([*lines, "", f"Known weakness: {mix.warning}"] if mix.warning else lines)
 
 
-def _evaluation(run: Path, evaluation: dict[str, Any]) -> dict[str, Any]:
+def _evaluation(run: Path, folder: Path, evaluation: dict[str, Any]) -> dict[str, Any]:
     """Rows, remarks and changes of a card; empty without an evaluation."""
     if not evaluation:
         return {}
@@ -220,7 +221,8 @@ def _evaluation(run: Path, evaluation: dict[str, Any]) -> dict[str, Any]:
         few = remarks(evaluation["sets"])
         if change := evaluation.get("change"):
             changes.append(f"Against the start of training: {change['verdict']}")
-        if compared is not None:
+        own = {path.resolve() for path in (folder, run, run / EVALUATION, answers_file(run))}
+        if compared is not None and Path(compared["trained"]).resolve() in own:
             changes.append(f"Against `{compared['base']}` on the same questions: {compared['verdict']}")
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         places = f"{run / EVALUATION}, {COMPARISON}"
