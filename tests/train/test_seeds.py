@@ -3,13 +3,16 @@
 import json
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.processes import needs_fork
 from tests.tiny_run import write_config
 from text2sql_grpo.commands import main
+from text2sql_grpo.files import write_jsonl
 
 SHORT = ["--sft.max_steps", "2", "--grpo.max_steps", "1"]
 
@@ -40,11 +43,9 @@ def test_each_seed_is_trained_once_and_all_are_one_table(
     assert "seed 3: finished" in out and "seed 4: finished" in out and "GRPO" not in out
     assert main([*argv, "--grpo.learning_rate", "0.5"]) == 1
     assert "other settings: grpo.learning_rate 0.001 -> 0.5; leave" in capfd.readouterr().err
-    assert main(["compare", *map(str, folders), str(folders[0]), "--out", str(tmp_path / "c.json")]) == 0
-    assert "in the mean of 3 runs" in capfd.readouterr().out
-    pages = json.loads((tmp_path / "c.report.json").read_text())
-    assert [page["name"] for page in pages] == ["seed-3", "seed-4", "seed-3"]
-    assert (tmp_path / "c.html").is_file()
+    pages = json.loads((tmp_path / "run" / "comparison.report.json").read_text())
+    assert [page["name"] for page in pages] == ["seed-3", "seed-4"]
+    assert (tmp_path / "run" / "comparison.html").is_file()
 
 
 @pytest.mark.parametrize(
@@ -83,23 +84,56 @@ def test_a_signal_waits_for_the_checkpoint_of_the_run(
     assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == handlers
 
 
-def test_runs_without_figures_or_with_others_are_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def finished(name: str, total: int) -> str:
-        scores = {
-            "test": {"overall": {"strict": {"correct": 1, "total": total, "by_database": {"a": [1, total]}}}}
-        }
+@pytest.fixture
+def finished(tmp_path: Path) -> Callable[..., str]:
+    """Run folder whose model gained the first n of some questions, with other fields of the last one."""
+
+    def write(name: str, gained: int, total: int = 20, **last: str) -> str:
         (tmp_path / name).mkdir()
-        (tmp_path / name / "evaluation.json").write_text(
-            json.dumps({"sets": scores, "before": {"sets": scores}})
-        )
+        rows = [answered(f"q{n}", strict=n < gained) for n in range(total)]
+        rows[-1] |= last
+        (tmp_path / name / "evaluation.json").write_text("{}")
+        write_jsonl(tmp_path / name / "evaluation.jsonl", rows)
+        write_jsonl(tmp_path / name / "evaluation-before.jsonl", [row | {"strict": False} for row in rows])
         return str(tmp_path / name)
 
-    runs = [finished("a", 4), finished("b", 4)]
+    return write
+
+
+def answered(id: str, *, strict: bool) -> dict[str, Any]:
+    return {
+        **{"set": "test", "example": id, "database": "shop", "family": "other", "difficulty": "easy"},
+        **{"question": f"{id}?", "gold_sql": "SELECT 1", "final_sql": "SELECT 1", "messages": []},
+        **{"strict": strict, "official": strict, "reason": "equal" if strict else "values"},
+    }
+
+
+def test_runs_without_answers_or_with_others_are_refused(
+    finished: Callable[..., str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = [finished("a", 1), finished("b", 1)]
     assert main(["compare", *runs, str(tmp_path)]) == 1
-    assert "no finished run with accuracies before and after training" in capsys.readouterr().err
-    assert main(["compare", *runs, finished("c", 5)]) == 1
-    assert "answered other held-out sets than" in capsys.readouterr().err
-    assert main(["compare", *runs, runs[0]]) == 0
-    assert "+0.0 points in the mean of 3 runs" in capsys.readouterr().out
+    assert "no finished run with answers before and after training" in capsys.readouterr().err
+    assert main(["compare", *runs, f"{runs[0]}/../a"]) == 1
+    assert "each run folder once" in capsys.readouterr().err
+    others = [{"set": "dev"}, {"example": "r"}, {"question": "Who?"}, {"gold_sql": "SELECT 2"}]
+    for number, other in enumerate(others):
+        assert main(["compare", *runs, finished(f"other{number}", 1, **other)]) == 1
+        assert "answered different held-out questions" in capsys.readouterr().err
+    assert main(["compare", *runs, finished("longer", 1, 21)]) == 1
+    assert "such as q20 in test" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("gained", "interval"),
+    [
+        ((5, 5, 5), "+25.0 points in the mean of 3 runs (+3.8 to +46.9, by question;"),
+        ((0, 5, 10), "+25.0 points in the mean of 3 runs (-37.1 to +87.1, by Student's t between the runs;"),
+    ],
+)
+def test_runs_that_agree_by_chance_have_the_interval_by_question(
+    finished: Callable[..., str], capsys: pytest.CaptureFixture[str], gained: tuple[int, ...], interval: str
+) -> None:
+    assert main(["compare", *(finished(f"run{n}", count) for n, count in enumerate(gained))]) == 0
+    out = capsys.readouterr().out
+    assert interval in out and "on the same 20 questions" in out

@@ -7,38 +7,42 @@ from statistics import fmean, stdev
 from typing import Any
 
 from text2sql_grpo.errors import DataError
-from text2sql_grpo.evaluation.statistics import Accuracy, t_quantile
-from text2sql_grpo.run_folder import EVALUATION, read_evaluation
+from text2sql_grpo.evaluation.answers import read_answers
+from text2sql_grpo.evaluation.comparison import Comparison, Paired, compare
+from text2sql_grpo.evaluation.statistics import t_quantile
+from text2sql_grpo.run_folder import answers_file
 
 ALL = "all sets"
 
 
 @dataclass(frozen=True)
 class SeveralRuns:
-    """Held-out accuracies of runs that answered the same held-out sets.
+    """Answers of runs to the same held-out questions.
 
     Attributes:
         folders: At least two run folders.
-        before: Strict accuracy before reinforcement learning of each, by held-out set; `ALL` is all of them.
-        after: The same after it.
+        changes: Answers of each run before and after reinforcement learning.
     """
 
     folders: Sequence[Path]
-    before: Sequence[dict[str, Accuracy]]
-    after: Sequence[dict[str, Accuracy]]
+    changes: Sequence[Comparison]
 
     @property
     def totals(self) -> dict[str, int]:
         """Number of questions by held-out set; `ALL` first, where there are several sets."""
-        totals = {name: accuracy.total for name, accuracy in self.after[0].items()}
-        if len(totals) == 2:
-            del totals[ALL]
-        return totals
+        sets = self.changes[0].sets()
+        names = sets if len(sets) == 1 else [ALL, *sets]
+        return {name: self.paired(name)[0].total for name in names}
+
+    def paired(self, name: str) -> list[Paired]:
+        """Strict verdicts of each run before and after, in a held-out set or `ALL`."""
+        return [one.paired() if name == ALL else one.paired(set=name) for one in self.changes]
 
     def shares(self, name: str) -> tuple[list[float], list[float], list[float]]:
         """Accuracy of each run before, accuracy after in [0, 1], and their difference in [-1, 1]."""
-        before, after = ([one[name].accuracy for one in runs] for runs in (self.before, self.after))
-        return before, after, [new - old for old, new in zip(before, after, strict=True)]
+        runs = self.paired(name)
+        before, after = [one.base.accuracy for one in runs], [one.trained.accuracy for one in runs]
+        return before, after, [one.difference for one in runs]
 
     def record(self) -> dict[str, Any]:
         """Fields in `comparison.json`."""
@@ -49,46 +53,48 @@ class SeveralRuns:
         return {"runs": [str(folder) for folder in self.folders], "verdict": self.verdict(), "sets": sets}
 
     def verdict(self) -> str:
-        """Summary in plain words: the mean change and its spread between the runs."""
-        changes = [100 * change for change in self.shares(ALL)[2]]
-        mean, spread, count = fmean(changes), stdev(changes), len(changes)
-        reach = t_quantile(count - 1) * spread / count**0.5
+        """Summary in plain words: the mean change, with the wider interval of runs and of questions."""
+        runs = self.paired(ALL)
+        changes = [100 * one.difference for one in runs]
+        mean, count = fmean(changes), len(changes)
+        reach = t_quantile(count - 1) * stdev(changes) / count**0.5
+        low, high, unit = mean - reach, mean + reach, "by Student's t between the runs"
+        lows, highs = zip(*(one.naive_interval for one in runs), strict=True)
+        if fmean(highs) - fmean(lows) > (high - low) / 100:  # runs may be alike by chance
+            low, high, unit = 100 * fmean(lows), 100 * fmean(highs), "by question"
         each = ", ".join(f"{change:+.1f}" for change in changes)
         return (
             f"Training changes the share of right answers by {mean:+.1f} points in the mean of {count} runs "
-            f"({mean - reach:+.1f} to {mean + reach:+.1f}, by Student's t between the runs; each {each}), on "
-            f"the same {self.after[0][ALL].total} questions."
+            f"({low:+.1f} to {high:+.1f}, {unit}; each {each}), on the same {runs[0].total} questions."
         )
 
 
 def read_runs(folders: Sequence[Path]) -> SeveralRuns:
-    """Read the held-out accuracies of run folders.
+    """Read the answers of run folders to held-out questions.
 
     Raises:
-        DataError: A folder holds no finished run with figures before and after, or the runs answered others.
+        DataError: A folder has no answers before and after training, is named twice, or its questions differ.
     """
-    runs = [_read(folder) for folder in folders]
-    counts = [{name: one.total for name, one in after.items()} for _, after in runs]
-    for folder, asked in zip(folders, counts, strict=True):
-        if asked != counts[0]:
+    places = {folder.resolve() for folder in folders}
+    if len(places) < len(folders):
+        raise DataError(f"name each run folder once, got {len(folders)} names of {len(places)} folders")
+    changes = [_read(folder) for folder in folders]
+    asked = [
+        {(one.key, one.database, one.question, one.gold_sql) for one, _ in change.pairs} for change in changes
+    ]
+    for folder, questions in zip(folders, asked, strict=True):
+        if odd := questions ^ asked[0]:
+            named = min(odd)[0]
             raise DataError(
-                f"cannot compare: {folder} answered other held-out sets than {folders[0]} "
-                f"({asked} and {counts[0]})"
+                f"cannot compare: {folder} and {folders[0]} answered different held-out questions or gold "
+                f"queries, such as {named[1]} in {named[0]}"
             )
-    before, after = zip(*runs, strict=True)
-    return SeveralRuns(folders, before, after)
+    return SeveralRuns(folders, changes)
 
 
-def _read(folder: Path) -> list[dict[str, Accuracy]]:
-    record = read_evaluation(folder)
-    stages = [record.get("before", {}).get("sets", {}), record.get("sets", {})]
-    if not all(stages):
-        raise DataError(
-            f"no finished run with accuracies before and after training: {folder} "
-            f"(its {EVALUATION} is missing or incomplete)"
-        )
-    found = []
-    for sets in stages:
-        known = {name: Accuracy.read(scores["overall"]["strict"]) for name, scores in sets.items()}
-        found.append({ALL: Accuracy.joined(known.values()), **known})
-    return found
+def _read(folder: Path) -> Comparison:
+    before, after = answers_file(folder, "before"), answers_file(folder)
+    for path in (before, after):
+        if not path.is_file():
+            raise DataError(f"no finished run with answers before and after training: {path} is missing")
+    return compare(read_answers(before), read_answers(after))
