@@ -91,8 +91,9 @@ def test_training_episodes_and_wrong_input(
     assert "--episodes grades the training episodes" in fails(str(run))
     assert main(["replay", str(run), "--episodes"]) == 0
     assert "4 answers" in capsys.readouterr().out
-    others = write_questions(tmp_path / "others.jsonl", [QUESTIONS[0] | {"id": "unknown"}])
-    assert "has the id of an answer" in fails(str(run), "--episodes", "--golds", str(others))
+    for other in ({"question": "Who?"}, {"database": "bank"}, {"id": "unknown"}):
+        others = write_questions(tmp_path / "others.jsonl", [QUESTIONS[0] | other])
+        assert "has the id, text and database" in fails(str(run), "--episodes", "--golds", str(others))
     whole, wrong = (run / "rollouts.jsonl").read_text().splitlines()[0], run / "wrong.jsonl"
     for field, value in {"example": None, "strict": None, "actions": [{"kind": "run_sql"}]}.items():
         changed = json.loads(whole) | {field: value}

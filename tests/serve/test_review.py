@@ -259,9 +259,11 @@ def test_questions_are_drawn_evenly(tmp_path: Path) -> None:
 def answered(
     id: str, strict: bool, final_sql: str = "SELECT 1", gold_sql: str = "SELECT 2"
 ) -> dict[str, Any]:
+    questions = {row["id"]: row["question"] for row in ROWS}
     return {
         **{"set": "test", "example": id, "database": "shop", "family": "other", "difficulty": "easy"},
-        **{"question": "?", "gold_sql": gold_sql, "final_sql": final_sql, "strict": strict},
+        **{"question": questions.get(id, "?"), "gold_sql": gold_sql, "final_sql": final_sql},
+        **{"strict": strict},
         **{"official": strict, "reason": "equal" if strict else "values"},
     }
 
@@ -279,6 +281,8 @@ def test_summary_joins_reviewed_and_automatic_verdicts(
         answered("q0", False, "SELECT COUNT(staff) FROM branch", ROWS[0]["gold_sql"]),  # right after the edit
         answered("q1", True),
         answered("q2", True),  # agrees with a wrong gold query
+        answered("q0", True) | {"set": "dev", "question": "A different one?"},
+        answered("q1", True) | {"set": "dev", "database": "bank"},
         *(answered(f"other{n}", n % 4 > 0) for n in range(200)),
     ]
     path = folder / "evaluation.jsonl"
@@ -295,9 +299,10 @@ def test_summary_joins_reviewed_and_automatic_verdicts(
     assert "both joined: 75.0% (" in capsys.readouterr().out
     with pytest.raises(ConfigError, match="--db"):
         summary(read_verdicts(folder), path)
-    write_jsonl(path, answers[-2:])
-    assert main([*words, "--evaluation", str(path)]) == 1
-    assert "--file" in capsys.readouterr().err
+    for lines, word in ((answers[-2:], "--file"), ([*answers, answered("q1", False)], "q1 more than once")):
+        write_jsonl(path, lines)
+        assert main([*words, "--evaluation", str(path)]) == 1
+        assert word in capsys.readouterr().err
 
 
 def test_the_joined_interval_covers_the_accuracy() -> None:

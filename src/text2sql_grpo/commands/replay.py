@@ -35,7 +35,8 @@ def replay(
         episodes: The training episodes of a run folder; default: its held-out answers.
         config: Default: config.yaml around the source. Settings change it: --grading.test_databases 0,
             --rewards '{execution: 1.0}'.
-        golds: Question file whose gold queries replace those of the questions with the same id.
+        golds: Question file whose gold queries replace those of the questions with the same id, text and
+            database.
         out: JSONL to write the new judgements to.
     """
     if not source.exists():
@@ -45,6 +46,7 @@ def replay(
 
     from text2sql_grpo.data.question_files import only_name, read_questions
     from text2sql_grpo.evaluation.bench import Environment
+    from text2sql_grpo.evaluation.regrading import corrected
     from text2sql_grpo.evaluation.regrading import replay as replayed
     from text2sql_grpo.reporting.comparison_tables import show_replay
 
@@ -55,8 +57,8 @@ def replay(
             questions = read_questions(golds, database=only_name(environment.databases))
             known = {question.example.id: question.example for question in questions}
         records = list(_records(source, environment, known, is_run=not episodes))
-        if golds is not None and not known.keys() & {record["example"] for record in records}:
-            raise DataError(f"no question of {golds} has the id of an answer in {source}")
+        if golds is not None and not any(corrected(record, known) for record in records):
+            raise DataError(f"no question of {golds} has the id, text and database of an answer in {source}")
         judged = replayed(records, environment, golds=known, rewards=run.reward_mix())
         found = list(track(judged, "Judging", total=len(records), console=console, transient=True))
     if out is not None:

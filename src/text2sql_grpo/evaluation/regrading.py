@@ -53,7 +53,7 @@ def replay(
     Args:
         records: Lines of `rollouts.jsonl`, or of a file of `evaluate` or `collect`; see `read_record`.
         environment: Its databases and grader judge.
-        golds: Questions by id, whose gold queries replace those of the records.
+        golds: Questions by id, whose gold queries replace those of the records; see `corrected`.
         rewards: Rewards of the episodes; None for verdicts alone.
 
     Raises:
@@ -66,6 +66,13 @@ def replay(
         addresses = [environment.databases.address(one.example.database) for one in episodes]
         answers = judge.judge_many(list(zip(episodes, addresses, strict=True)))
         yield from map(Replayed, part, answers)
+
+
+def corrected(record: Record, golds: Mapping[str, Example]) -> Example | None:
+    """Question of `golds` with the id, text and database of a record; None if there is none."""
+    example = golds.get(record["example"])
+    asked = record["question"], record["database"]
+    return example if example and (example.question, example.database) == asked else None
 
 
 def read_record(record: Record) -> Record:
@@ -89,7 +96,7 @@ def _episode(
     *,
     max_turns: int,
 ) -> Episode:
-    example = golds.get(record["example"]) or Example(
+    example = corrected(record, golds) or Example(
         record["example"],
         record["database"],
         record["question"],

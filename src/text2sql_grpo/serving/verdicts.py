@@ -137,7 +137,8 @@ def summary(
         grader: Grades these answers.
 
     Raises:
-        RunError: The evaluation cannot be read, or shares fewer than two questions with the review.
+        RunError: The evaluation cannot be read, answers a question twice, or shares fewer than two with the
+            review.
     """
     counts = Counter(record["verdict"] for record in verdicts.values())
     judged = counts.total() - counts["skip"]
@@ -147,18 +148,23 @@ def summary(
     }
     if evaluation is None:
         return record
-    labels, paired, rest = list[float](), list[float](), list[float]()
+    reviewed, others = dict[str, tuple[Judged, Record]](), list[Judged]()
     for answer in read_answers(evaluation):
         one = verdicts.get(answer.example.removesuffix(EDITED))
-        if one is None or one["verdict"] == "skip":
-            rest.append(answer.strict)
+        if one is None or one["verdict"] == "skip" or not _is_on(one, answer):
+            others.append(answer)
+        elif answer.example in reviewed:
+            raise DataError(f"{evaluation} answers the reviewed question {answer.example} more than once")
         else:
-            paired.append(answer.strict)
-            labels.append(_is_right(answer, one, databases, grader))
+            reviewed[answer.example] = answer, one
+    labels = [float(_is_right(answer, one, databases, grader)) for answer, one in reviewed.values()]
+    paired = [float(answer.strict) for answer, _ in reviewed.values()]
+    sets = {answer.set for answer, _ in reviewed.values()}
+    rest = [float(answer.strict) for answer in others if answer.set in sets]
     if len(labels) < 2 or len(rest) < 2:
         raise DataError(
-            f"{evaluation} answers {len(labels)} reviewed questions and {len(rest)} others, at least 2 of "
-            "each are needed: review the questions that it answers, with --file"
+            f"{evaluation} answers {len(labels)} reviewed questions and {len(rest)} others of the same sets, "
+            "at least 2 of each are needed: review the questions that it answers, with --file"
         )
     joined = prediction_powered(labels, paired, rest)
     return record | {
@@ -176,6 +182,12 @@ def _share(accuracy: Accuracy) -> Record:
         "share": accuracy.accuracy,
         "interval": list(accuracy.naive_interval),
     }
+
+
+def _is_on(record: Record, answer: Judged) -> bool:
+    """True if a verdict is on the question of an answer, as it is or as it was before an edit."""
+    texts = {record["question"], record.get("was", record)["question"]}
+    return answer.question in texts and answer.database == record.get("database")
 
 
 def _is_right(answer: Judged, record: Record, databases: Databases | None, grader: Grader | None) -> bool:
