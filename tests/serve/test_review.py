@@ -26,7 +26,7 @@ from text2sql_grpo.data.databases import Databases
 from text2sql_grpo.data.loading import load_examples, read_quarantine
 from text2sql_grpo.data.question_files import read_questions
 from text2sql_grpo.errors import ConfigError, DataError, RunError
-from text2sql_grpo.evaluation.statistics import prediction_powered
+from text2sql_grpo.evaluation.statistics import Accuracy, prediction_powered
 from text2sql_grpo.files import write_jsonl
 from text2sql_grpo.rewards import open_grader
 from text2sql_grpo.serving.question_review import Review, drawn
@@ -319,6 +319,16 @@ def test_the_joined_interval_covers_the_accuracy() -> None:
         widths.append(joined.interval[1] - joined.interval[0])
     assert covered >= 0.92 * 400
     assert np.mean(widths) < 2 * 1.96 * (0.7 * 0.3 / 40) ** 0.5
+
+
+@pytest.mark.parametrize(("right", "automatic", "others"), [(0, 1, 0.25), (4, 0, 0.75)])
+def test_a_correction_beyond_the_bounds_leaves_the_reviewed_answers(
+    right: int, automatic: int, others: float
+) -> None:
+    labels = [1.0] * right + [0.0] * (4 - right)
+    rest = [1.0] * int(40 * others) + [0.0] * int(40 * (1 - others))
+    joined = prediction_powered(labels, [automatic] * 4, rest)
+    assert (joined.mean, joined.interval) == (right / 4, Accuracy(right, 4).interval)
 
 
 def test_bad_input_is_one_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

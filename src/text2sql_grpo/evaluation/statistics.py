@@ -192,6 +192,7 @@ def prediction_powered(
 
     Angelopoulos et al. 2023 (arXiv:2301.09633, sec. 2.1). Of n labels that all agree with their automatic
     verdicts the variance would be 0: it is at least that of 2 that differ of n + 4 (Agresti and Coull 1998).
+    Where the corrected mean is outside [0, 1], mean and Wilson's interval are those of the labels.
 
     Args:
         labels: Labels of a few questions by people, at least 2, in [0, 1].
@@ -206,8 +207,10 @@ def prediction_powered(
     floor = 2 / (len(gaps) + 4)
     variance = max(pvariance(gaps), floor * (1 - floor)) / len(gaps) + pvariance(others) / len(others)
     mean, half = fmean(others) + fmean(gaps), NormalDist().inv_cdf(0.975) * sqrt(variance)
-    low, middle, high = (min(max(bound, 0.0), 1.0) for bound in (mean - half, mean, mean + half))
-    return Joined(middle, (low, high), fmean(gaps))
+    if not 0 <= mean <= 1:
+        interval = Accuracy(round(sum(labels)), len(labels)).naive_interval
+        return Joined(fmean(labels), interval, fmean(gaps))
+    return Joined(mean, (max(mean - half, 0.0), min(mean + half, 1.0)), fmean(gaps))
 
 
 def sign_flip_p(differences: Iterable[int]) -> float:
