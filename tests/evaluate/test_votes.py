@@ -2,14 +2,17 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from tests.databases import sqlite_file
 from text2sql_grpo.data.example import Example
+from text2sql_grpo.evaluation.report import Report
 from text2sql_grpo.evaluation.skills import skills
-from text2sql_grpo.evaluation.votes import Vote, risk_coverage, vote, votes
+from text2sql_grpo.evaluation.votes import Vote, Votes, risk_coverage, vote, votes
 from text2sql_grpo.grading import Grader
 from text2sql_grpo.rewards import open_grader
 from text2sql_grpo.sql import SQLExecutor
@@ -53,6 +56,20 @@ def test_test_databases_part_answers_that_agree_by_accident(staff: Path, grader:
     assert found.plain == Vote(0, 1.0)
     assert found.soft.place == 3
     assert 0.4 <= found.soft.share < 0.9
+
+
+def test_the_threshold_is_that_of_the_vote_on_the_database() -> None:
+    """The only right answer has all votes on the database, and half of them with test databases."""
+    answers: Any = [
+        SimpleNamespace(
+            verdict=SimpleNamespace(strict=is_right),
+            example=SimpleNamespace(database="staff"),
+            episode=SimpleNamespace(completion_mask=[1]),
+        )
+        for is_right in (True, False, False, False)
+    ]
+    found = [Votes(Vote(0, 1.0), Vote(0, 0.5)), Votes(Vote(0, 0.5), Vote(1, 1.0))]
+    assert Report(answers, 2, found).record()["sure_from"] == 1.0
 
 
 def test_coverage_shares_ties_evenly_and_sees_an_order() -> None:

@@ -233,10 +233,17 @@ def test_a_first_question_that_cannot_be_read_whole_follows_none(environment: An
 
 def test_the_threshold_is_that_of_the_run_s_evaluation(tmp_path: Path) -> None:
     assert sure_from(tmp_path / "merged") == 0.75
-    for levels, level in (((0.5, 0.875, None), 0.875), ((None, 0.0), 0.0), ((None,), 0.75)):
+    never = float("inf")
+    for levels, level in (((0.5, 0.875), 0.875), ((0.5, None), never), ((None,), never), ((), 0.75)):
         sets = {str(i): {"samples": {"sure_from": level}} for i, level in enumerate(levels)}
         (tmp_path / "evaluation.json").write_text(json.dumps({"sets": sets | {"old": {}}}))
         assert sure_from(tmp_path / "merged") == sure_from(tmp_path) == level
+
+
+def test_without_a_level_no_answer_is_sure(environment: Any) -> None:
+    script = Script(*[answer(COUNT)] * 2)
+    reply = Agent(environment, script, "shop", samples=2, sure_from=float("inf")).ask("How many?")
+    assert reply.confidence == 1 and not reply.is_sure
 
 
 @pytest.mark.parametrize(

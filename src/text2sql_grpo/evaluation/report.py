@@ -96,9 +96,9 @@ class Report:
             "tokens_per_answer": round(tokens, 1),
             "vote": self.vote.record(),
             "soft_vote": self.soft_vote.record(),
-            **risk_coverage(
-                [one.soft.share for one in self.votes], self._chosen(one.soft for one in self.votes)
-            ),
+            **self._confidence([one.soft for one in self.votes]),
+            # `ask` and `serve` vote on the database.
+            "sure_from": self._confidence([one.plain for one in self.votes]).get("sure_from"),
         }
 
     def to_pandas(self) -> Any:
@@ -120,6 +120,9 @@ class Report:
         """True for each question whose chosen answer is right."""
         pairs = zip(chosen, self._right(), strict=False)  # no votes, no pairs
         return [vote.place is not None and bool(row[vote.place]) for vote, row in pairs]
+
+    def _confidence(self, chosen: Sequence[Vote]) -> dict[str, Any]:
+        return risk_coverage([vote.share for vote in chosen], self._chosen(chosen))
 
     def _accuracy(self, right: Sequence[bool]) -> Accuracy:
         databases = [answer.example.database for answer in self.answers[:: self.samples]]

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import wait
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from math import inf
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -256,7 +257,10 @@ def _title(model: str) -> str:
 
 
 def sure_from(model: Path) -> float:
-    """Confidence from which 80% were right in the evaluation of a model's run; 0.75 if unknown."""
+    """Confidence from which 80% were right in the evaluation of a model's run; 0.75 if unknown.
+
+    Infinity if a set has no such confidence: no answer is sure.
+    """
     sets = (read_evaluation(model) or read_evaluation(model.parent)).get("sets", {})
-    known = [one["samples"].get("sure_from") for one in sets.values() if "samples" in one]
-    return max((level for level in known if level is not None), default=SURE_FROM)
+    known = [one["samples"]["sure_from"] for one in sets.values() if "sure_from" in one.get("samples", {})]
+    return max((inf if level is None else level for level in known), default=SURE_FROM)
