@@ -257,6 +257,10 @@ def test_a_run_is_evaluated_as_it_was_and_a_difference_is_named(
     (line,) = [line for line in out.splitlines() if "Not to be compared" in line]
     assert all(name in line for name in ("questions", "seed 6", "environment.max_turns 1"))
     assert record["environment"]["max_turns"] == 1
+    Path("run/config.yaml").rename("mine.yaml")
+    Path("run/config.yaml").write_text("a: 1\n", encoding="utf-8")
+    record, _ = evaluated("--config", "mine.yaml", "--num_samples", "1")
+    assert record["num_samples"] == 1
 
 
 def test_a_run_is_evaluated_without_the_modules_of_its_rewards(config: Config) -> None:

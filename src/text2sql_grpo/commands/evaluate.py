@@ -1,4 +1,5 @@
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
 from itertools import chain
 from pathlib import Path
@@ -202,7 +203,9 @@ def _unlike_the_run(
     sampling: dict[str, Any],
 ) -> list[str]:
     """A line that names what differs from the evaluation of the run; none if nothing does."""
-    run = here if recorded is None else load_config(recorded)
+    run = here
+    with suppress(ConfigError):  # a config.yaml that is not this package's
+        run = here if recorded is None else load_config(recorded)
     facts = {
         "sets": (", ".join(chosen), ", ".join(test)),
         "questions": (
