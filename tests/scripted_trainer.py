@@ -1,6 +1,7 @@
 """A trainer on the shop whose policy a test may script, and what it writes."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -30,6 +31,14 @@ FAILS = "<answer>SELECT nothing FROM nowhere</answer>"
 WEIGHTS = {"execution": 1.0, "executes": 0.25}
 PORTO = ask("Porto?", "SELECT staff FROM branch WHERE code = 'OPO-01'")
 LISBON, BROKEN = ask("Lisbon?", GOLD), ask("Broken?", "SELECT nothing FROM branch")
+
+
+def _with_own_ids(examples: Sequence[Example]) -> list[Example]:
+    """The examples, of which one may be given more than once."""
+    again = [n if one in examples[:n] else None for n, one in enumerate(examples)]
+    return [
+        one if n is None else replace(one, id=f"{one.id} {n}") for one, n in zip(examples, again, strict=True)
+    ]
 
 
 class Bench:
@@ -78,7 +87,7 @@ class Bench:
             AutoModelForCausalLM.from_pretrained(model),
             environment,
             # Unchecked, as a gold query may fail later.
-            train_dataset=environment.examples(examples, check_gold=False),
+            train_dataset=environment.examples(_with_own_ids(examples), check_gold=False),
             reward_funcs=RewardMix(WEIGHTS),
             args=args,
             processing_class=tokenizer,

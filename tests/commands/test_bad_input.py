@@ -57,7 +57,7 @@ def refused(capsys: pytest.CaptureFixture[str], config: Path, *options: str) -> 
         (["--run.seed", "x"], ["run.seed", "'x'", "tiny.yaml"]),
         (["--run.seed", "-5"], ["run.seed", ">= 0", "-5"]),
         (["--run.output_dir", "--sft", "null"], ["must be --section.key VALUE", "'--run.output_dir'"]),
-        (["--grpo.max_steps", "x"], ["grpo.max_steps", "integer", "'x'"]),
+        (["--grpo.max_steps", "x"], ["grpo: max_steps", "integer", "'x'"]),
         (["--grpo.per_device_train_batch_size", "6"], ["grpo: ", "divisible by num_generations (4)"]),
         (
             ["--grpo.per_device_train_batch_size", "32"],

@@ -211,7 +211,7 @@ def test_options_that_cannot_be_met_are_refused(
     with pytest.raises(ModelError, match="too little memory"):
         merge_adapter(adapter, tmp_path / "merged")
     assert names_in(run) == {"metrics.jsonl"}
-    assert names_in(tmp_path) == {"base", "adapter", "run"}
+    assert names_in(tmp_path) == {"base", "adapter", "run", "checkpoint"}
 
 
 def test_a_merge_without_one_layer_is_refused(

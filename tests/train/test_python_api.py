@@ -122,7 +122,7 @@ def test_the_same_questions_as_rows_a_dataset_a_file_and_examples(model: str) ->
 def test_examples_made_by_hand_are_checked_like_rows() -> None:
     with small(hide=["branch.staff"]) as env:
         known = env.examples(ROWS[2:])
-        assert env.examples(known) is known
+        assert env.examples(known) == known
         for wrong, reason in (
             ([*known, replace(known[0], gold_sql=None)], "gold_sql"),  # type: ignore[arg-type]
             ([replace(known[0], database="nowhere")], "nowhere"),

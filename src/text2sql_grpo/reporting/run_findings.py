@@ -267,7 +267,7 @@ def trend(values: Sequence[float]) -> float:
         return 0.0
     (slope, _), covariance = np.polyfit(range(len(values)), values, 1, cov=True)
     error = math.sqrt(covariance[0, 0])
-    return slope / error if error > 1e-12 else math.copysign(math.inf, slope)
+    return float(slope / error) if error > 1e-12 else math.copysign(math.inf, slope)
 
 
 def _early(values: Column) -> float:
