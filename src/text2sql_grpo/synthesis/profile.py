@@ -28,9 +28,8 @@ TIMEOUT_S = 5.0  # time limit of a query of the profile and of a gold query, sec
 _SAMPLE = Limits(timeout_s=60.0, max_rows=SAMPLE_ROWS, max_bytes=200_000_000)
 _GOLD = Limits(timeout_s=TIMEOUT_S)
 _KEY_NAME = re.compile(r"(id|nr|no|num|number|nummer|code|key|cod|uuid)$")
-_KEY_WORD = re.compile(
-    r"([\W_]|(?<=[a-z])(?=[A-Z]))(?i:id|code|key|cod|uuid)$"
-)  # neither `grid` nor `lap_no`
+# Neither `grid` nor `lap_no`.
+_KEY_WORD = re.compile(r"([\W_]|(?<=[a-z])(?=[A-Z]))(?i:id|code|key|cod|uuid)$")
 _FAR = "2100"
 _DATE = re.compile(r"\d{4}-\d\d-\d\d")
 
@@ -268,7 +267,7 @@ class Profile:
         if _is_named(_KEY_NAME.sub("", name), plain_name(other)):
             return True
         values = parent.columns[key].values
-        if all(str(value).isdigit() for value in values) and max(map(int, values)) <= 2 * parent.n_rows:
+        if all(str(value).isdecimal() for value in values) and max(map(int, values)) <= 2 * parent.n_rows:
             return bool(_KEY_WORD.search(column))
         return self.tables[table].columns[column].kind == "text" or bool(_KEY_NAME.search(name))
 
