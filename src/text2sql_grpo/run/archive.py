@@ -261,13 +261,15 @@ def _archive_results(folder: Path, step: int, console: Console) -> None:
     """Archive results, and checkpoints newer than the resumed one, with config and logs as they were."""
     later = [path for path in saved_checkpoints(folder) if checkpoint_step(path) > step]
     results, figures = _matching(folder, _RESULTS), read_evaluation(folder)
-    if later or results or "sets" in figures:
+    if "sets" in figures:
+        results.append(folder / EVALUATION)
+    if later or results:
         target = _move([*later, *results], folder)
-        for path in (folder / name for name in (CONFIG, EVALUATION, *LOGS)):
+        for path in (folder / name for name in (CONFIG, *LOGS)):
             if path.exists():
                 shutil.copy2(path, target)
-        if "sets" in figures:
-            write_json(folder / EVALUATION, {key: figures[key] for key in figures if key == "before"})
+        if "before" in figures:
+            write_json(folder / EVALUATION, {"before": figures["before"]})
         moved = "later checkpoints" if later else "the earlier results"
         console.print(f"Moved {moved} of this folder to {target}", soft_wrap=True)
 
