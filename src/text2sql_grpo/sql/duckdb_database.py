@@ -166,6 +166,10 @@ class HardenedDuckDB:
         except duckdb.Error as error:
             raise self._fault(error) from error
 
+    def is_current(self) -> bool:
+        """True if a new connection would read the same as this one."""
+        return fingerprint_of(self.location) == self.fingerprint
+
     def is_unchanged(self) -> bool:
         """True: DuckDB locks an open file."""
         return True

@@ -33,12 +33,14 @@ from text2sql_grpo.sql.sqlite_file import (
     connect,
     fingerprint_of,
     is_unlocked,
+    linked,
     open_file,
     prepare_virtual_tables,
     text_of,
     version_of,
 )
 from text2sql_grpo.sql.sqlite_guard import (
+    MAX_COLUMNS,
     MAX_VALUE_BYTES,
     SQLITE_LIMITS,
     ReadGuard,
@@ -54,7 +56,7 @@ spills_to_disk = True  # False where no temporary folder can be written
 PROGRESS_STEPS = 10_000  # SQLite instructions between two checks of the deadline
 BUSY_TIMEOUT_MS = 100  # wait inside a query for another process that writes the file; the worker retries
 OVERHEAD_BYTES = 100_000  # of a connection and its schema
-FETCHED_VALUES = 64  # of the rows fetched together, each of at most `MAX_VALUE_BYTES`
+MAX_FETCHED_BYTES = 64 * MAX_VALUE_BYTES  # of the rows fetched together, if every value has maximum length
 
 # Faults of the file or the disk, never of the query.
 _FILE_FAULTS = frozenset(
@@ -77,6 +79,8 @@ _SIZE_FAULTS = frozenset((sqlite3.SQLITE_NOMEM, sqlite3.SQLITE_TOOBIG, sqlite3.S
 
 NO_TEXT = "the query reads a table or column whose name is not valid UTF-8"
 _LIST_HEADER_BYTES = 5
+# By the number of columns.
+_FETCHED_ROWS = [max(1, MAX_FETCHED_BYTES // (MAX_VALUE_BYTES * (n or 1))) for n in range(MAX_COLUMNS + 1)]
 _first = itemgetter(0)
 
 
@@ -105,6 +109,8 @@ class HardenedDatabase:
         self.fingerprint = fingerprint
         self._deadline = float("inf")
         self._guard = ReadGuard()
+        self._version = fingerprint[:4]
+        self._log = linked(path) + "-wal"  # another target of a link is another version
         self._is_settled = fingerprint[-1]
         self.n_bytes = OVERHEAD_BYTES + min(fingerprint[1], 1024 * PAGE_CACHE_KIB)
         self._file, self._has_wal_header = open_file(path)
@@ -131,6 +137,18 @@ class HardenedDatabase:
         os.close(self._file)
         del self.connection, self._cursor  # its handlers hold this object
 
+    def is_current(self) -> bool:
+        """True if a new connection would read the same as this one."""
+        if not self._is_settled:
+            return fingerprint_of(self.path) == self.fingerprint
+        # Less than a whole fingerprint: while this file is the same, only a write-ahead log can hold rows,
+        # and the file's header marks that mode.
+        try:
+            is_same = version_of(os.stat(self.path)) == self._version
+        except OSError:
+            return False
+        return is_same and not (self._has_wal_header and os.access(self._log, os.F_OK))
+
     def is_unchanged(self) -> bool:
         """True if all reads since the opening saw one state of the file.
 
@@ -139,7 +157,7 @@ class HardenedDatabase:
         if self._is_unlocked:
             return os.path.exists(self.path) and fingerprint_of(self.path) == self.fingerprint
         # Without the inode's time, which changes when the file is removed or linked.
-        return not self._is_settled or version_of(os.fstat(self._file))[:3] == self.fingerprint[:3]
+        return not self._is_settled or version_of(os.fstat(self._file))[:3] == self._version[:3]
 
     def _is_late(self) -> bool:
         return time.perf_counter() > self._deadline
@@ -201,7 +219,7 @@ class HardenedDatabase:
 
     def _read(self, cursor: sqlite3.Cursor, n_columns: int, limits: Limits) -> tuple[tuple[Row, ...], bool]:
         """Rows up to the caps, and whether there were more or a value was cut."""
-        n_fetched = 1 if self._has_long_values else max(1, FETCHED_VALUES // n_columns)
+        n_fetched = 1 if self._has_long_values else _FETCHED_ROWS[n_columns]
         kept: list[Row] = []
         n_bytes_left = limits.max_bytes
         is_cut = False

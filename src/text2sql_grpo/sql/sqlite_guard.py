@@ -10,6 +10,7 @@ import sqlite3
 from functools import cache
 
 MAX_VALUE_BYTES = 1_000_000
+MAX_COLUMNS = 2_000  # SQLite's own limit
 MAX_READABLE = 10_000  # names of tables that are remembered
 
 SQLITE_LIMITS = {
@@ -23,7 +24,7 @@ SQLITE_LIMITS = {
     sqlite3.SQLITE_LIMIT_LIKE_PATTERN_LENGTH: 2_000,
     sqlite3.SQLITE_LIMIT_TRIGGER_DEPTH: 10,
     sqlite3.SQLITE_LIMIT_WORKER_THREADS: 0,
-    sqlite3.SQLITE_LIMIT_COLUMN: 2_000,  # SQLite's own limit
+    sqlite3.SQLITE_LIMIT_COLUMN: MAX_COLUMNS,
 }
 
 _READING_PRAGMAS = frozenset(

@@ -133,13 +133,13 @@ class Worker:
 
     def _opened(self, location: str) -> Any:
         """Open connection to this database; a new one if its file changed."""
-        module, opened = engine(self._kind)
-        fingerprint = module.fingerprint_of(location)
         known = self._databases.get(location)
-        if known is not None and known.fingerprint == fingerprint:
+        if known is not None and known.is_current():
             self._databases.move_to_end(location)
             return known
         self._close(location)
+        module, opened = engine(self._kind)
+        fingerprint = module.fingerprint_of(location)
         try:
             database = opened(location, fingerprint)
         except MemoryError:
