@@ -68,6 +68,7 @@ WRONG = [
         "SELECT n, paid FROM visit ORDER BY paid DESC LIMIT 5",
     ),
     ("SELECT kind, min(n) FROM visit GROUP BY kind", "SELECT kind, n FROM visit GROUP BY kind"),
+    ("SELECT country FROM city ORDER BY id", "SELECT country FROM city WHERE 'oid' <> '' -- rowid"),
 ]
 
 

@@ -6,7 +6,6 @@ literals and columns. Only the tables that the queries read, and the tables that
 """
 
 import math
-import re
 import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
@@ -36,6 +35,7 @@ from text2sql_grpo.grading.perturb import Recipe, draw_rows
 from text2sql_grpo.grading.query_columns import ColumnRef
 from text2sql_grpo.sql.address import Database
 from text2sql_grpo.sql.executor import SQLExecutor
+from text2sql_grpo.sql.hidden import ROW_IDS
 from text2sql_grpo.sql.outcome import ExecutionOutcome
 from text2sql_grpo.sql.query import lexemes, literals
 
@@ -61,8 +61,6 @@ ROWS_FOR_ANSWER = (1, 8, 16, 24)  # of a table that a query reads, before groups
 
 # Fields of a gold query to which an answer adds nothing.
 OF_GOLD_ALONE = {"tree", "columns_of", "missing", "trimmed", "cased", "tied"}
-
-_ROW_ID = re.compile(r"\b(?:rowid|oid|_rowid_)\b", re.IGNORECASE)
 
 NO_CANDIDATE = "no test database: in all tries the gold query failed or depended on row order"
 FAILED = "the gold query failed when its test databases were made"
@@ -373,8 +371,9 @@ def _reversed(
     base: DatabaseSample, candidates: Sequence[Drawn], answer_sql: str
 ) -> Iterator[tuple[Drawn, Path]]:
     """The first candidates with their rows in the reverse order: an answer may rely on that of the scan."""
-    if _ROW_ID.search(answer_sql):  # the copies have other ones
-        return
+    columns = [{column.lower() for column in table.columns} for table in base.tables.values()]
+    if any(one not in declared for one in ROW_IDS & _words(answer_sql) for declared in columns):
+        return  # the copies have other row ids
     for drawn in candidates[:N_REVERSED]:
         path = drawn.path.with_suffix(".reversed.sqlite")
         reversed_copy(base, drawn.connection, path).close()
@@ -440,7 +439,7 @@ def _joined(gold: GoldQuery, answer: GoldQuery) -> GoldQuery:
 
 def _with_tokens(gold: GoldQuery, base: DatabaseSample, answer_sql: str) -> GoldQuery:
     """The gold query with all literals of an unread answer, in every column that either names."""
-    words = {lexeme.value.lower() for lexeme in lexemes(answer_sql) if lexeme.kind in ("word", "name")}
+    words = _words(answer_sql)
     tables = gold.tables | (base.named_in(answer_sql) & base.tables.keys())
     named = {(name, c) for name in tables & base.tables.keys() for c in base.tables[name].columns}
     columns = gold.columns | {column for column in named if column[1].lower() in words}
@@ -453,6 +452,11 @@ def _with_tokens(gold: GoldQuery, base: DatabaseSample, answer_sql: str) -> Gold
         constants=(*gold.constants, *values),
         patterns=gold.patterns | {value for value in values if isinstance(value, str) and "%" in value},
     )
+
+
+def _words(sql: str) -> set[str]:
+    """Words and quoted names of a query, in lower case."""
+    return {lexeme.value.lower() for lexeme in lexemes(sql) if lexeme.kind in ("word", "name")}
 
 
 def _candidates(found: Iterable[Drawn], mutants: Sequence[str], answer: ExecutionOutcome) -> list[_Candidate]:

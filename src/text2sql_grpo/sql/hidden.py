@@ -28,7 +28,7 @@ from text2sql_grpo.sql.schema import Schema, Table, View, read_schema
 _Relation = TypeVar("_Relation", Table, View)
 
 MAX_NAME_BYTES = 63  # PostgreSQL cuts longer names
-_ROW_IDS = frozenset(("rowid", "oid", "_rowid_"))  # SQLite's other names of an integer primary key
+ROW_IDS = frozenset(("rowid", "oid", "_rowid_"))  # SQLite's other names of an integer primary key
 # Functions in FROM that read no table by its name.
 _TABLE_FUNCTIONS = re.compile(
     r"generate_series|range|repeat(_row)?|unnest|jsonb?_(each|array_elements)(_text)?|json_tree"
@@ -68,7 +68,7 @@ class Hidden:
 
     def names(self) -> list[str]:
         """Hidden tables, and hidden columns of other tables as `staff.email`, sorted."""
-        columns = [(table, column) for table, of_it in self.columns.items() for column in of_it - _ROW_IDS]
+        columns = [(table, column) for table, of_it in self.columns.items() for column in of_it - ROW_IDS]
         return sorted({f"{table}.{column}" if self.visible[table] else table for table, column in columns})
 
     def refusal(self, sql: str) -> str:
@@ -165,7 +165,7 @@ def _matching(relation: Table | View, patterns: Sequence[str], dialect: str) -> 
         is_named = any(fnmatchcase(place, p.lower()) for p in patterns for place in places if p != PERSONAL)
         if is_named or (PERSONAL in patterns and is_personal(column)):
             is_row_id = dialect == "sqlite" and column.is_primary_key and "int" in column.type.lower()
-            found |= {_folded(column.name), *(_ROW_IDS if is_row_id else ())}
+            found |= {_folded(column.name), *(ROW_IDS if is_row_id else ())}
     return frozenset(found)
 
 
