@@ -640,6 +640,24 @@ def test_gold_queries_that_take_long_are_counted_and_a_late_one_names_the_limit(
     assert "Gold queries run: 64" in caplog.text
 
 
+def test_large_golds_of_a_folder_are_left_out_too(
+    shards: list[Path], databases: Databases, caplog: pytest.LogCaptureFixture
+) -> None:
+    write(shards[0], row(7, gold_sql="SELECT random() FROM branch x, branch"), row(8))
+    with SQLExecutor(Limits(max_rows=2)) as executor:
+        examples = load_shards(shards, databases, executor)
+        assert [one.question for one in examples] == ["8?", "3?", "4?"]
+        assert examples[-1].other_golds == ("SELECT 1",)
+        assert "left out 1 of 4 questions" in caplog.text and "keep: é7 (" in caplog.text
+        checksum = examples.checksum
+        assert load_shards(shards, databases, executor).checksum == checksum
+        write(shards[0], row(8))
+        assert load_shards(shards, databases, executor).checksum != checksum  # on another line
+        write(shards[0], row(7, gold_sql="SELECT random() FROM branch x, branch"))
+        with pytest.raises(DataError, match="every gold returns more rows"):
+            load_shards(shards[:1], databases, executor)
+
+
 def test_a_file_that_changes_later_is_refused(shards: list[Path]) -> None:
     examples = ExamplesOnDisk(shards)
     write(shards[1], row(3), row(4, gold_sql="SELECT 2"))

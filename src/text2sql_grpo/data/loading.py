@@ -79,16 +79,24 @@ def load_examples(
         refuse_hidden(questions, refusal)
     if not large:
         return examples
+    warn_large(large, len(examples), executor, where)
+    return [example for example in examples if example.id not in large]
+
+
+def warn_large(large: Collection[str], count: int, executor: SQLExecutor, where: str) -> None:
+    """Warn that the questions with these ids, of `count`, are left out, as their golds are cut at a limit.
+
+    Raises:
+        DataError: None is left.
+    """
+    if len(large) == count:
+        raise DataError(f"every gold returns more rows than environment.limits allows: raise them ({where})")
     _logger.warning(
         "left out %d of %s: a gold returns more rows than environment.limits allows "
         "(max_rows: %d, max_bytes: %d); raise them to keep: %s (%s)",
-        *(len(large), many(len(examples), "question"), executor.limits.max_rows, executor.limits.max_bytes),
+        *(len(large), many(count, "question"), executor.limits.max_rows, executor.limits.max_bytes),
         *(", ".join(large), where),
     )
-    small = [example for example in examples if example.id not in large]
-    if not small:
-        raise DataError(f"every gold returns more rows than environment.limits allows: raise them ({where})")
-    return small
 
 
 def read_quarantine(path: Path) -> frozenset[str]:

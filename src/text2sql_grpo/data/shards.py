@@ -10,7 +10,7 @@ from typing import overload
 
 from text2sql_grpo.data.databases import Databases
 from text2sql_grpo.data.example import Example
-from text2sql_grpo.data.loading import checked_golds, refuse_hidden
+from text2sql_grpo.data.loading import checked_golds, refuse_hidden, warn_large
 from text2sql_grpo.data.question_files import only_name, question_lines, read_line
 from text2sql_grpo.data.question_rows import Question, hub_dataset, is_hub_id
 from text2sql_grpo.errors import DataError
@@ -63,7 +63,7 @@ def load_shards(
 ) -> "ExamplesOnDisk":
     """Open the questions of JSONL files, in order, at 18 bytes of memory each.
 
-    All are checked once, as in `load_examples`, a few golds at a time.
+    All are checked once, as in `load_examples` with `leaves_out_large`, a few golds at a time.
 
     Args:
         files: See `shard_files`.
@@ -77,10 +77,14 @@ def load_shards(
     examples = ExamplesOnDisk(files, limit=limit, leave_out=leave_out, database=only_name(databases))
     if not examples:
         raise DataError(f"no questions, or all in quarantine (in {files[0]} and {len(files) - 1} more)")
-    for _ in checked_golds(examples.questions(), databases, executor):
+    large: dict[str, None] = {}
+    for _ in checked_golds(examples.questions(), databases, executor, large=large):
         pass
     if refusal is not None:
         refuse_hidden(examples.questions(), refusal)
+    if large:
+        warn_large(large, len(examples), executor, str(files[0]))
+        examples.leave_out(large)
     return examples
 
 
@@ -136,6 +140,17 @@ class ExamplesOnDisk(Sequence[Example]):
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
         return self._question(index).example
+
+    @property
+    def checksum(self) -> int:
+        """Checksum of all lines."""
+        return zlib.crc32(self._index)
+
+    def leave_out(self, ids: Collection[str]) -> None:
+        """Drop the questions with these ids."""
+        size = _LINE.size
+        kept = [number for number, one in enumerate(self) if one.id not in ids]
+        self._index = bytearray().join(self._index[number * size : (number + 1) * size] for number in kept)
 
     def questions(self) -> Iterator[Question]:
         """All questions in order, with their places."""
