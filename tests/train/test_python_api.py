@@ -248,12 +248,14 @@ def logits(model: Any) -> torch.Tensor:
         return model(torch.arange(8)[None]).logits
 
 
-def test_a_used_folder_is_refused_and_a_resumed_one_repeats_no_line(model: str) -> None:
+def test_a_used_folder_is_refused_and_a_resumed_one_repeats_no_line(
+    model: str, caplog: pytest.LogCaptureFixture
+) -> None:
     with small() as env:
 
-        def trainer() -> t2s.SQLGRPOTrainer:
+        def trainer(rows: list[dict[str, str]] = ROWS) -> t2s.SQLGRPOTrainer:
             args = arguments(max_steps=2, save_steps=1)
-            return t2s.SQLGRPOTrainer(model, env, train_dataset=ROWS, eval_dataset=ROWS[:1], args=args)
+            return t2s.SQLGRPOTrainer(model, env, train_dataset=rows, eval_dataset=ROWS[:1], args=args)
 
         with pytest.raises(t2s.ConfigError, match="undamaged checkpoint"):
             trainer().train(resume_from_checkpoint=True)
@@ -262,6 +264,10 @@ def test_a_used_folder_is_refused_and_a_resumed_one_repeats_no_line(model: str) 
             trainer().train()
         shutil.rmtree("run/checkpoint-2")
         trainer().train(resume_from_checkpoint=True)
+        assert "questions have changed" not in caplog.text
+        shutil.rmtree("run/checkpoint-2")
+        trainer(ROWS[::-1]).train(resume_from_checkpoint=True)
+        assert "the training questions have changed since the checkpoint" in caplog.text
         assert trainer().train(resume_from_checkpoint=True).global_step == 2  # no step was left
         with pytest.raises(t2s.ConfigError, match="no checkpoint"):
             trainer().train(resume_from_checkpoint=model)

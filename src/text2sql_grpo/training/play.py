@@ -1,9 +1,13 @@
 """Rollouts with the current policy of a trainer, and play of questions over SQL databases."""
 
+import logging
 import math
-from collections.abc import Callable, Iterator, Sequence
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from itertools import count
+from typing import Any
 
 from transformers import PreTrainedModel
 from trl import GRPOTrainer
@@ -11,6 +15,7 @@ from trl import GRPOTrainer
 from text2sql_grpo import trl_compat
 from text2sql_grpo.config import RolloutConfig
 from text2sql_grpo.data.example import Example
+from text2sql_grpo.data.shards import ExamplesOnDisk
 from text2sql_grpo.environment.session import SQLEnvironment
 from text2sql_grpo.reliability.ranks import any_reason, gather, is_distributed
 from text2sql_grpo.rewards import Answer, Judge, episode_metrics
@@ -21,6 +26,8 @@ from text2sql_grpo.rollout.sampling import Sampling
 from text2sql_grpo.rollout.stages import Stages
 from text2sql_grpo.rollout.turns import R, Session
 from text2sql_grpo.training.parts import Judged, Play, Row
+
+logger = logging.getLogger(__name__)
 
 
 class Rollouts:
@@ -164,6 +171,21 @@ class SQLPlay(Play):
         self.tools = environment.tools if settings.protocol == "native" else None
         self.max_turn_tokens = settings.max_turn_tokens
         self.max_episode_tokens = settings.max_episode_tokens
+
+    @cached_property
+    def _checksum(self) -> int:
+        """Checksum of the questions."""
+        held = self._examples
+        if isinstance(held, ExamplesOnDisk):
+            return held.checksum
+        return zlib.crc32(repr(list(held)).encode("utf-8", "surrogatepass"))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"questions": self._checksum}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if state.get("questions", self._checksum) != self._checksum:
+            logger.warning("the training questions have changed since the checkpoint: those of now are asked")
 
     def play(self, questions: Sequence[int], rollouts: Rollouts) -> list[Row]:
         examples = [self._examples[number] for number in questions]
