@@ -337,6 +337,9 @@ def test_a_resumed_run_leaves_each_rollout_once(tmp_path: Path) -> None:
     resumed.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-1"))
     again = game_trainer(tmp_path, max_steps=3, **small)
     assert again.train(resume_from_checkpoint=True).global_step == 3  # no step was left
+    (tmp_path / "run" / "checkpoint-3" / "optimizer.pt").write_bytes(b"torn")
+    again = game_trainer(tmp_path, max_steps=3, **small)
+    assert again.train(resume_from_checkpoint=True).global_step == 3  # from step 2
     rows = json_lines(tmp_path / "run" / "traces.jsonl")
     assert [row["step"] for row in rows] == [0] * 4 + [1] * 4 + [2] * 4
     assert len({row["traces"][0]["id"] for row in rows}) == len(rows)

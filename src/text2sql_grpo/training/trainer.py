@@ -14,7 +14,7 @@ import torch
 from datasets import Dataset
 from peft import PeftConfig
 from transformers import BitsAndBytesConfig, PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
-from transformers.trainer_utils import TrainOutput, get_last_checkpoint
+from transformers.trainer_utils import TrainOutput
 from trl import GRPOTrainer
 
 from text2sql_grpo import trl_compat
@@ -22,7 +22,7 @@ from text2sql_grpo.config import RolloutConfig
 from text2sql_grpo.errors import ConfigError, RunError
 from text2sql_grpo.models.hardware import plain_adapter_inputs
 from text2sql_grpo.reliability.bad_steps import BadSteps
-from text2sql_grpo.reliability.checkpoints import Checkpoints
+from text2sql_grpo.reliability.checkpoints import Checkpoints, find_whole
 from text2sql_grpo.reliability.ranks import any_rank, gather, is_distributed
 from text2sql_grpo.token_tree.update import TokenTreeUpdate
 from text2sql_grpo.training.arguments import REFUSED, SQLGRPOConfig
@@ -295,19 +295,21 @@ class RolloutGRPOTrainer(GRPOTrainer):
     def train(self, resume_from_checkpoint: str | Path | bool | None = None, **options: Any) -> TrainOutput:
         """Train like TRL's trainer; save the whole steps before a failure that the caller can fix.
 
-        A checkpoint without a step left is loaded, and its step is the result.
+        A checkpoint without a step left is loaded, and its step is the result. True and `auto` resume from
+        the newest undamaged one of the output folder.
 
         Raises:
+            ConfigError: There is no such checkpoint.
             RunError: A reward function failed or a server does not answer; a note names the checkpoint.
         """
-        found = resume_from_checkpoint
-        if found is True:
-            found = get_last_checkpoint(self.args.output_dir)
-        if found and trl_compat.load_finished(self, Path(found)):
+        found = Path(str(resume_from_checkpoint)) if resume_from_checkpoint else None
+        if resume_from_checkpoint in (True, "auto"):
+            found = find_whole(Path(self.args.output_dir), "auto")
+        if found and trl_compat.load_finished(self, found):
             return TrainOutput(self.state.global_step, 0.0, {})
         self._checkpoints.begun_at = None
         try:
-            return super().train(resume_from_checkpoint, **options)
+            return super().train(found and str(found), **options)
         except Exception as error:
             if self._checkpoints.begun_at is None:  # before the first step
                 raise
