@@ -1,7 +1,7 @@
 """Small SQLite databases made from rows, gold queries on them, and whether these have one result there."""
 
 import sqlite3
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -15,6 +15,7 @@ from text2sql_grpo.sql.outcome import Cell, ExecutionOutcome, Row
 MAX_STEPS = 5_000_000  # SQLite instructions of one query; a count, so that load changes no choice
 MAX_ROWS = 2_000
 _COLUMNS = "SELECT name, type FROM pragma_table_xinfo(?) WHERE hidden <> 1"
+_HAS_ROW_IDS = "SELECT 1 FROM pragma_table_list(?) WHERE NOT wr"
 # A value of the wrong type in a STRICT table, a value over the limit, an integer of more than 64 bits.
 _REFUSALS = (sqlite3.IntegrityError, sqlite3.DataError, OverflowError)
 PAGE_BYTES = 512  # most tables hold a few rows: a test database of ten tables stays under 20 kB
@@ -155,21 +156,35 @@ def insert_rows(
 
 
 def reversed_copy(
-    base: DatabaseSample, built: sqlite3.Connection, path: Path = IN_MEMORY, *, max_bytes: int = MAX_BYTES
+    base: DatabaseSample,
+    built: sqlite3.Connection,
+    path: Path = IN_MEMORY,
+    *,
+    row_ids: Collection[str] = (),
+    max_bytes: int = MAX_BYTES,
 ) -> SmallDatabase:
     """Copy the tables that are there, rows in the reverse order and without keys, see `SmallDatabase`.
 
     A query whose result depends on the order of the scan returns different rows there.
+
+    Args:
+        row_ids: Names of `ROW_IDS` that become columns with the row ids of `built`.
     """
     connection = SmallDatabase(base, path, max_bytes=max_bytes)
     connection.execute("BEGIN")
     there = {name for (name,) in built.execute("SELECT name FROM sqlite_master")}
     for table in (table for table in base.tables.values() if table.name in there):
-        with base.time.metered(built):
-            rows = built.execute(f"SELECT * FROM {quoted(table.name)}").fetchall()
         described = built.execute(_COLUMNS, (table.name,)).fetchall()  # generated ones become plain
         names = [name for name, _ in described]
         collations = _collations(built, base, table.name, names)
+        if row_ids and built.execute(_HAS_ROW_IDS, (table.name,)).fetchone():
+            added = sorted(set(row_ids).difference(map(str.lower, names)))
+            names += added
+            described += [(name, "INTEGER") for name in added]
+            collations += [""] * len(added)
+        listed = ", ".join(map(quoted, names))
+        with base.time.metered(built):
+            rows = built.execute(f"SELECT {listed} FROM {quoted(table.name)}").fetchall()
         columns = ", ".join(
             f"{quoted(name)} {kind} {collation}"
             for (name, kind), collation in zip(described, collations, strict=True)
