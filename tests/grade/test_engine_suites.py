@@ -533,6 +533,46 @@ def test_what_sqlite_cannot_run_or_reads_otherwise_is_tried_on_duckdb(
     assert [(one.official, one.strict, one.gap) for one in verdicts] == [(True, False, ""), (True, True, "")]
 
 
+EVENTS = """
+    CREATE TABLE ev (id integer PRIMARY KEY, at timestamptz NOT NULL, meta jsonb,
+        email text CHECK (email ~ '^[^@ ]+@[^@ ]+[.][a-z]+$'),
+        day date GENERATED ALWAYS AS ((at AT TIME ZONE 'UTC')::date) STORED);
+    INSERT INTO ev (id, at, email, meta)
+    SELECT i, timestamptz '2023-11-02 07:00+00' + i * interval '2981 minutes',
+        'u' || i || '@' || (ARRAY['alpha', 'beta'])[i % 2 + 1] || '.com',
+        CASE WHEN i % 4 = 0 THEN '{}' ELSE '{"seats": ' || i % 4 || ', "by": "web"}' END::jsonb
+    FROM generate_series(1, 100) AS i
+"""
+
+
+@pytest.mark.thorough
+def test_zones_json_and_cases_are_tried_on_postgresql(
+    tmp_path: Path, executor: SQLExecutor, postgres_server: PostgresServer
+) -> None:
+    with psycopg.connect(postgres_server.admin_url(), autocommit=True) as admin:
+        admin.execute("CREATE DATABASE events")
+    with psycopg.connect(postgres_server.admin_url("events"), autocommit=True) as admin:
+        admin.execute(EVENTS)
+        admin.execute(restricted_role_sql("events_reader", "secret", "events"))
+    url = postgres_server.url("events_reader", "secret", "events")
+    grader = Grader(executor, suite=TestSuite(executor, tmp_path))
+    for gold, right, wrong in [
+        ("EXTRACT(YEAR FROM day) = 2023", "day BETWEEN '2023-01-01' AND '2023-12-31'", "day < '2023-12-31'"),
+        ("true", "meta ? 'by' OR NOT meta ? 'by'", "NOT meta ? 'spam'"),
+        ("true", "id > 0", "meta ->> 'spam' IS NULL"),
+        ("true", "id > 0", "email <> ALL (ARRAY['spam@alpha.com'])"),
+        (
+            "lower(split_part(email, '@', 2)) = 'beta.com'",
+            "email ILIKE '%@beta.com'",
+            "email LIKE '%@beta.com'",
+        ),
+        ("(meta ->> 'seats')::int > 2", "(meta -> 'seats')::int >= 3", "meta ->> 'seats' > '2'"),
+    ]:
+        answers = (f"SELECT count(*) FROM ev WHERE {condition}" for condition in (right, wrong))
+        reasons = [grader.grade(url, f"SELECT count(*) FROM ev WHERE {gold}", sql).reason for sql in answers]
+        assert reasons == ["equal", "test_database"], wrong
+
+
 @pytest.mark.thorough
 def test_checks_hold_on_the_mirror_where_sqlite_can_compute_them(
     tmp_path: Path, executor: SQLExecutor, postgres_server: PostgresServer

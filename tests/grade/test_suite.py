@@ -585,6 +585,15 @@ UNSEEN_VALUES = [
     ("SELECT count(*) FROM bill WHERE amount > 500", "SELECT count(*) FROM bill WHERE round(amount) > 500"),
     ("SELECT count(*) FROM bill WHERE amount > 500", "SELECT count(*) FROM bill WHERE amount >= 501"),
     ("SELECT id FROM bill WHERE code LIKE 'Z%'", "SELECT id FROM bill WHERE code GLOB 'Z*'"),
+    *(
+        ("SELECT count(*) FROM bill", f"SELECT count({counted}) FROM bill WHERE {condition}")
+        for counted, condition in [
+            ("*", "code IS NOT 'B77'"),
+            ("*", "code IS DISTINCT FROM 'B77'"),
+            ("nullif(code, 'B77')", "true"),
+            ("CASE code WHEN 'B77' THEN NULL ELSE 1 END", "true"),
+        ]
+    ),
 ]
 
 
@@ -639,6 +648,24 @@ def test_the_missing_side_of_an_outer_join_needs_no_nulls_of_its_own(shop: Path,
     gold = "SELECT c.name FROM city AS c LEFT JOIN person AS p ON p.city = c.id WHERE p.code IS NULL"
     right = "SELECT name FROM city WHERE NOT EXISTS (SELECT 1 FROM person WHERE person.city = city.id)"
     assert grader.grade(shop, gold, right).strict
+
+
+@pytest.mark.parametrize("join", ["JOIN kind USING (kind_id)", "NATURAL JOIN kind"])
+def test_golds_join_by_names_on_tables_with_generated_columns(
+    join: str, grader: Grader, tmp_path: Path
+) -> None:
+    path = sqlite_file(
+        tmp_path / "pets.sqlite",
+        "CREATE TABLE kind (kind_id INTEGER PRIMARY KEY, label TEXT);"
+        "CREATE TABLE pet (id INTEGER PRIMARY KEY, kind_id INTEGER REFERENCES kind, kg INT, g AS (kg * 9));"
+        "INSERT INTO kind VALUES (1, 'dog'), (2, 'cat'), (3, 'owl');"
+        "WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 40) "
+        "INSERT INTO pet (id, kind_id, kg) SELECT i, i % 3 + 1, i FROM n;",
+    )
+    gold = f"SELECT label, count(*) FROM pet {join} GROUP BY label"
+    right = "SELECT label, count(*) FROM pet AS p JOIN kind AS k ON p.kind_id = k.kind_id GROUP BY label"
+    verdicts = [grader.grade(path, gold, sql) for sql in (right, right.replace("GROUP", "AND kg > 0 GROUP"))]
+    assert [(one.official, one.strict, one.gap) for one in verdicts] == [(True, True, ""), (True, False, "")]
 
 
 @pytest.fixture(scope="module")

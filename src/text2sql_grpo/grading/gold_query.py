@@ -109,6 +109,7 @@ class GoldQuery:
         shifted: Columns whose moments it moves by hours, or to a time zone.
         tied: Columns by which it orders rows, with another one behind them that decides ties.
         steps: Steps in time that it adds to a column, or compares its distance to another moment with.
+        json_keys: Keys of JSON objects that it reads or looks for.
     """
 
     tree: exp.Query
@@ -140,6 +141,7 @@ class GoldQuery:
     shifted: frozenset[ColumnRef] = frozenset()
     tied: frozenset[ColumnRef] = frozenset()
     steps: Mapping[ColumnRef, tuple[Step, ...]] = field(default_factory=dict)
+    json_keys: frozenset[str] = frozenset()
 
 
 def read_gold(
@@ -238,6 +240,7 @@ def read_gold(
         shifted=_columns_in(filter(_shifts_hours, tree.walk()), columns_of),
         tied=_columns_in(before_last, columns_of),
         steps={column: tuple(dict.fromkeys(found)) for column, found in steps.items()},
+        json_keys=frozenset(_json_keys(tree)),
     )
 
 
@@ -254,6 +257,18 @@ def why_unread(sql: str, dialect: str = "sqlite") -> str:
         return "it is not a query"
     n_nodes = sum(1 for _ in query.tree.walk())
     return f"it is too long: {n_nodes} nodes, more than {MAX_NODES}" if n_nodes > MAX_NODES else ""
+
+
+def _json_keys(tree: exp.Query) -> Iterator[str]:
+    """Keys that a path reads, that `?` looks for, or that stand in an object behind `@>`."""
+    for node in tree.find_all(exp.JSONPathKey, exp.JSONBContainsTopKey, exp.ArrayContainsAll):
+        if isinstance(node, exp.JSONPathKey):
+            texts = [node.name] if node.name else []  # a wildcard has none
+        else:
+            texts = [part.name for part in node.expression.find_all(exp.Literal)]
+        if isinstance(node, exp.ArrayContainsAll):
+            texts = [key for text in texts for key in re.findall(r'"([^"]+)"\s*:', text)]
+        yield from texts
 
 
 def _links(tree: exp.Query, columns_of: dict[int, ColumnRef]) -> Iterable[tuple[ColumnRef, ColumnRef]]:

@@ -1,5 +1,6 @@
 """Columns of lists, structs, maps and JSON as an engine's text: new values of the same shape."""
 
+import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -65,7 +66,9 @@ def read_nested(values: Sequence[Cell]) -> tuple[Nested, ...]:
     return found if all(value.brackets for value in found) else ()
 
 
-def draw_nested(known: Sequence[Nested], literals: Sequence[Cell], rng: Random) -> Nested:
+def draw_nested(
+    known: Sequence[Nested], literals: Sequence[Cell], rng: Random, json_keys: Sequence[str] = ()
+) -> Nested:
     """New value, of elements like those of known ones.
 
     A list gets up to `MAX_LENGTH` elements, or one more than the longest known, and none only if a known one
@@ -75,6 +78,8 @@ def draw_nested(known: Sequence[Nested], literals: Sequence[Cell], rng: Random) 
         known: Values of the column, at least one.
         literals: Values that the query compares.
         rng: Random numbers.
+        json_keys: Keys that the query reads: some objects of JSON get one of them, where known ones differ
+            in their keys.
     """
     shape = rng.choice(known)
     alike = [value for value in known if (value.brackets, value.mark) == (shape.brackets, shape.mark)]
@@ -107,6 +112,11 @@ def draw_nested(known: Sequence[Nested], literals: Sequence[Cell], rng: Random) 
         if rng.random() < SWAPPED:
             items = [item for own in by_key.values() for item in own]
             by_key = {key: items for key in by_key}
+    elif json_keys and len({frozenset(key for key, _ in value.items) for value in known}) > 1:
+        key = json.dumps(rng.choice(json_keys), ensure_ascii=False)
+        if key not in keys and rng.random() < NEAR:
+            keys.append(key)
+            by_key.setdefault(key, [item for own in by_key.values() for item in own])
     entries = tuple((key, draw_nested(by_key[key], literals, rng)) for key in keys)
     return Nested(shape.brackets, "", shape.mark, entries)
 

@@ -344,7 +344,9 @@ class _Content:
             values = others if others and self.rng.random() < 0.5 else others + values
         if column in self.gold.cased:
             texts = [value for value in own if isinstance(value, str)]
-            values = values + [text.swapcase() for text in self.rng.sample(texts, min(4, len(texts)))]
+            values = values + [
+                self._in_other_case(text) for text in self.rng.sample(texts, min(4, len(texts)))
+            ]
         if column in self.gold.trimmed:
             values = values + _padded(self.rng.sample(own, min(4, len(own)))) + [" "]
         if self.rng.random() < 0.5:  # values that no row of the base holds
@@ -542,7 +544,8 @@ class _Content:
             others = [value for value in self.gold.constants if value not in of_others]
             literals = self._some([*self.gold.literals.get(column, ()), *others])
             n_values = self.recipe.variety or min(len(rows), MAX_POOL)
-            drawn = [draw_nested(nested, literals, self.rng).written() for _ in range(n_values)]
+            json_keys = sorted(self.gold.json_keys)
+            drawn = [draw_nested(nested, literals, self.rng, json_keys).written() for _ in range(n_values)]
             for row in rows:
                 if self.rng.random() < self.recipe.change:
                     row[position] = self.rng.choice(drawn)
@@ -597,9 +600,18 @@ class _Content:
         for row in self.rng.sample(rows, len(rows) // 4):
             value = row[position]
             if isinstance(value, str) and column in self.gold.cased:
-                row[position] = value.swapcase()
+                row[position] = self._in_other_case(value)
             elif column in self.gold.trimmed:
                 row[position] = self.rng.choice([value, *_padded([value])])
+
+    def _in_other_case(self, text: str) -> str:
+        """Text, or one of its words, in the other case: a CHECK may ask for the case of a part of it."""
+        parts = re.split(r"(\W+)", text)
+        if len(parts) > 1 and self.rng.random() < 0.5:
+            place = self.rng.randrange(0, len(parts), 2)
+            parts[place] = parts[place].swapcase()
+            return "".join(parts)
+        return text.swapcase()
 
     def _groups(self, values: Sequence[V], n_rows: int) -> list[V]:
         """`n_rows` shuffled values, the first ones with counts near the query's group sizes."""

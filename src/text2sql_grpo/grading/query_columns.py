@@ -11,7 +11,10 @@ from text2sql_grpo.sql.schema import Schema
 ColumnRef = tuple[str, str]  # table and column, as declared
 Declared = dict[str, tuple[str, dict[str, str]]]  # table and columns by names in lower case
 Resolved = dict[tuple[int, str], ColumnRef | None]  # by `id` of a scope, and name
-COMPARISONS = (exp.EQ, exp.NEQ, exp.GT, exp.GTE, exp.LT, exp.LTE, exp.Like, exp.Glob, exp.Between, exp.In)
+COMPARISONS = (
+    *(exp.EQ, exp.NEQ, exp.Is, exp.NullSafeEQ, exp.NullSafeNEQ),
+    *(exp.GT, exp.GTE, exp.LT, exp.LTE, exp.Like, exp.Glob, exp.Between, exp.In),
+)
 MAX_SCALAR = 40  # nodes of an expression whose values are aimed at
 _EXPANDED = (*COMPARISONS, exp.Group, exp.Window, exp.AggFunc)
 
@@ -40,8 +43,14 @@ def with_views(tree: exp.Query, views: Mapping[str, str]) -> exp.Query:
     assert isinstance(expanded, exp.Query)
     if not computed:
         return expanded
+    joins = list(expanded.find_all(exp.Join))
     has_star = any(each.is_star for each in expanded.find_all(exp.Select))
-    asked = None if has_star else {each.name.lower() for each in expanded.find_all(exp.Column)}
+    is_natural = any(join.method == "NATURAL" for join in joins)
+    named = [
+        *expanded.find_all(exp.Column),
+        *(name for join in joins for name in join.args.get("using") or ()),
+    ]
+    asked = None if has_star or is_natural else {each.name.lower() for each in named}
 
     def with_expressions(node: exp.Expr) -> exp.Expr:
         query = computed.get(node.name.lower()) if isinstance(node, exp.Table) else None

@@ -33,7 +33,7 @@ _POSIX = {
 _SEARCHED = (exp.ILike, exp.StartsWith, exp.EndsWith, exp.Contains, exp.StrPosition)
 _KEEPING = (
     *(exp.Coalesce, exp.If, exp.Case, exp.AggFunc, exp.Upper, exp.Lower, exp.Abs, exp.Explode),
-    *(exp.GenerateSeries, exp.ExplodingGenerateSeries),
+    *(exp.GenerateSeries, exp.ExplodingGenerateSeries, exp.Array, exp.Nullif),
 )
 _MODIFIER = re.compile(r"[-+]?\d{1,9}(\.\d{1,9})?\s*[a-z]{1,9}", re.IGNORECASE)  # of SQLite's date functions
 _NUMBER = re.compile(r"[0-9]{1,4}")
@@ -53,8 +53,8 @@ def literals_in(
     literals: defaultdict[ColumnRef, list[Cell]] = defaultdict(list)
     patterns: set[str] = set()
     group_sizes: list[int] = []
-    for node in tree.find_all(*COMPARISONS):
-        below = list(inside(node))
+    for node in tree.find_all(*COMPARISONS, exp.Nullif, exp.Case):
+        below = _compared(node)
         values = [value for value in map(_compared_value, below) if value is not None]
         if isinstance(node, exp.Like | exp.Glob):
             if isinstance(node.parent, exp.Escape):
@@ -78,6 +78,14 @@ def literals_in(
     for limit in tree.find_all(exp.Limit, exp.Offset, exp.Fetch):
         group_sizes += [v for v in map(literal_value, limit.find_all(exp.Literal)) if isinstance(v, int)]
     return literals, patterns, group_sizes
+
+
+def _compared(node: exp.Expr) -> list[exp.Expr]:
+    """Parts of the sides of a comparison; of `CASE x WHEN y` x and y, of another CASE nothing."""
+    if not isinstance(node, exp.Case):
+        return list(inside(node))
+    sides = [node.this, *(each.this for each in node.args["ifs"])] if node.this else []
+    return [part for side in sides for part in inside(side)]
 
 
 def _counts_rows(node: exp.Expr) -> bool:

@@ -54,7 +54,7 @@ MAX_SUITES: dict[Kind, int] = {  # of gold queries, in memory
     "postgresql": 128,  # a copy takes 8 MB, and is dropped with its suite
 }
 RERUNS = 4  # of a gold query that the engine reports as volatile
-FORMAT = 11  # to be raised when other databases are drawn for the same gold query
+FORMAT = 12  # to be raised when other databases are drawn for the same gold query
 
 _logger = logging.getLogger(__name__)
 

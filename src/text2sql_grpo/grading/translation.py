@@ -6,9 +6,11 @@ the original does: a median to an average, a list to a text. Only results of the
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime, timedelta
 from functools import lru_cache
 from itertools import islice
 from typing import Any
+from zoneinfo import ZoneInfo
 
 from sqlglot import exp, parse_one
 from sqlglot.errors import SqlglotError
@@ -234,10 +236,30 @@ def is_rough(sql: str, dialect: str) -> bool:
     return tree is not None and any(
         isinstance(node, _ROUGH)
         or (isinstance(node, exp.TimeToStr) and any(form in node.text("format") for form in _FORMS))
+        or (isinstance(node, exp.AtTimeZone) and _hours_of_zone(node) != 0)
         or (isinstance(node, exp.LimitOptions) and bool(node.args.get("with_ties")))
         or (isinstance(node, exp.Except | exp.Intersect) and node.args.get("distinct") is False)
         for node in tree.walk()
     )
+
+
+def _hours_of_zone(node: exp.AtTimeZone) -> float | None:
+    """Hours that a time zone's standard time is ahead of UTC; None for a zone that is not known."""
+    zone = node.args["zone"]
+    zone = zone.this if isinstance(zone, exp.Cast) else zone
+    try:
+        moment = datetime(2020, 1, 1, tzinfo=ZoneInfo(zone.name))
+    except (ValueError, OSError, KeyError):
+        return None
+    return (moment.utcoffset() or timedelta()).total_seconds() / 3600
+
+
+def _at_time_zone(node: exp.AtTimeZone) -> exp.Expr | None:
+    """Moment in a time zone's standard time."""
+    hours = _hours_of_zone(node)
+    if not hours:
+        return node.this if hours == 0 else None
+    return exp.Anonymous(this="DATETIME", expressions=[node.this, exp.Literal.string(f"{hours:+g} hours")])
 
 
 def plain_value(node: exp.Expr) -> exp.Expr:
@@ -283,7 +305,7 @@ def _kind_of(node: exp.Expr) -> str:
         return "interval"
     if isinstance(node, exp.CurrentDate):
         return "date"
-    if isinstance(node, exp.CurrentTimestamp | exp.TimestampTrunc):
+    if isinstance(node, exp.CurrentTimestamp | exp.TimestampTrunc | exp.AtTimeZone):
         return "moment"
     if isinstance(node, exp.Case):
         return _kind(node.args["ifs"][0].args["true"])
@@ -426,7 +448,7 @@ def _cast(node: exp.Expr) -> exp.Expr | None:
 def _part(node: exp.Expr) -> exp.Expr | None:
     """EXTRACT, or DATE_PART of DuckDB."""
     part, moment = node.name.upper(), node.expression
-    if isinstance(moment, exp.Anonymous) and part in _WHOLE:  # AGE
+    if isinstance(moment, exp.Anonymous) and moment.name.upper() == "AGE" and part in _WHOLE:
         found = _filled(_WHOLE[part], dict(zip("ab", moment.expressions, strict=False)))
         return exp.Mod(this=found, expression=exp.Literal.number(12)) if part == "MONTH" else found
     templates = _PARTS_OF_SPANS if _kind(moment) == "span" else _PARTS
@@ -447,6 +469,20 @@ def _named_function(node: exp.Expr) -> exp.Expr | None:
     if name == "AGE" and len(arguments) == 2 and not isinstance(node.parent, exp.Extract):
         return _filled(_SPAN, parts)
     return _filled(_NAMED_FUNCTIONS[name], parts) if name in _NAMED_FUNCTIONS else None
+
+
+def _json_text(node: exp.JSONExtractScalar) -> exp.Expr:
+    """Value of a key as a text, which SQLite returns as a number."""
+    return exp.cast(node.copy(), "text")
+
+
+def _json_key(node: exp.JSONBContainsTopKey) -> exp.Expr | None:
+    """Whether a JSON object has a key."""
+    key = node.expression.this if isinstance(node.expression, exp.Cast) else node.expression
+    if not (isinstance(key, exp.Literal) and key.is_string and '"' not in key.name):
+        return None
+    kind = exp.Anonymous(this="JSON_TYPE", expressions=[node.this, exp.Literal.string(f'$."{key.name}"')])
+    return exp.paren(exp.Is(this=kind, expression=exp.Null()).not_())
 
 
 def _truncated(node: exp.Expr) -> exp.Expr | None:
@@ -792,6 +828,9 @@ _RULES: dict[type[exp.Expr], Callable[[Any], exp.Expr | None]] = {
     exp.Extract: _part,
     exp.Anonymous: _named_function,
     **dict.fromkeys((exp.TimestampTrunc, exp.DateTrunc), _truncated),
+    exp.AtTimeZone: _at_time_zone,
+    exp.JSONExtractScalar: _json_text,
+    exp.JSONBContainsTopKey: _json_key,
     exp.DateDiff: _distance,
     exp.DateBin: _in_bins,
     exp.Window: _frame,
