@@ -477,7 +477,7 @@ def _json_text(node: exp.JSONExtractScalar) -> exp.Expr:
 
 
 def _json_key(node: exp.JSONBContainsTopKey) -> exp.Expr | None:
-    """Whether a JSON object has a key."""
+    """Test of whether a JSON object has a key, by the type of its value."""
     key = node.expression.this if isinstance(node.expression, exp.Cast) else node.expression
     if not (isinstance(key, exp.Literal) and key.is_string and '"' not in key.name):
         return None
