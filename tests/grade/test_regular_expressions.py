@@ -38,6 +38,7 @@ def test_the_expressions_of_a_query(query: str, dialect: str, expression: str, t
         (r"\.(pdf|docx?)$", ["a.pdf", "b.txt"]),
         ("^(?:ab)?c", []),
         (r"(?i)^[a-d]\w*@x", ["ann@x.de", "zo@x.de"]),
+        (r"^[^\W\d_]+[\s.-][\dx]$", ["ab 1", "9-7"]),
     ],
 )
 def test_drawn_texts_match_and_others_are_next_to_them(expression: str, known: list[str]) -> None:

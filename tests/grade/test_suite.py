@@ -70,6 +70,7 @@ WRONG = [
     ("SELECT kind, min(n) FROM visit GROUP BY kind", "SELECT kind, n FROM visit GROUP BY kind"),
     ("SELECT country FROM city ORDER BY id", "SELECT country FROM city WHERE 'oid' <> '' -- rowid"),
     ("SELECT country FROM city ORDER BY id", "SELECT country FROM city WHERE rowid > 0 OR oid = 3"),
+    ("SELECT country FROM city ORDER BY id", "SELECT country AS oid FROM city AS rowid"),
 ]
 
 

@@ -451,6 +451,8 @@ def fitted(
         if not isinstance(text, str) or fits(text):
             found.append(text)
             continue
+        if len(text) > MAX_READ:
+            continue
         missing = "".join(part for part in common if part not in text and not part.isalnum())
         if runs:
             parts, step = _RUN.findall(rng.choice(own)), 1

@@ -6,7 +6,6 @@ import warnings
 from collections.abc import Sequence
 from functools import lru_cache
 from random import Random
-from re import _compiler as compiler  # type: ignore[attr-defined]
 from re import _parser as parser  # type: ignore[attr-defined]  # the parts of a pattern
 from typing import Any
 
@@ -22,6 +21,11 @@ MAX_TEXT = 300  # characters of each
 N_CHANGED = 6  # of them are changed where it matches
 TIMEOUT_S = 0.02  # of a search in one text: a model's expression may backtrack without end
 _SIGNS = string.ascii_letters + string.digits + "-_. "
+_CATEGORIES = {
+    f"CATEGORY_{prefix}{name}": re.compile(rf"\{sign}")
+    for name, letter in (("DIGIT", "d"), ("SPACE", "s"), ("WORD", "w"))
+    for prefix, sign in (("", letter), ("NOT_", letter.upper()))
+}
 
 
 class _TooLongError(Exception):
@@ -157,8 +161,19 @@ class _Drawing:
 
 
 def _of_class(items: Any) -> list[str]:
-    """Signs of a class such as `[a-z_]`."""
-    bounds = [argument for name, argument in items if str(name) in ("LITERAL", "RANGE")]
+    """Signs of a class such as `[a-z_]`; compiling it takes too long for a model's text."""
+    parts = [(str(name), argument) for name, argument in items]
+    bounds = [argument for name, argument in parts if name in ("LITERAL", "RANGE")]
     own = {chr(bound) for one in bounds for bound in (one if isinstance(one, tuple) else (one,))}
-    of_class = compiler.compile(parser.SubPattern(parser.State(), [(parser.IN, items)]), re.UNICODE)
-    return [sign for sign in sorted({*_SIGNS, *own}) if of_class.fullmatch(sign)]
+    is_negated = any(name == "NEGATE" for name, _ in parts)
+    signs = sorted({*_SIGNS, *own})
+    return [sign for sign in signs if any(_holds(name, part, sign) for name, part in parts) != is_negated]
+
+
+def _holds(name: str, argument: Any, sign: str) -> bool:
+    """True if a part of a class has the sign."""
+    if name == "LITERAL":
+        return ord(sign) == int(argument)
+    if name == "RANGE":
+        return int(argument[0]) <= ord(sign) <= int(argument[1])
+    return name == "CATEGORY" and _CATEGORIES[str(argument)].match(sign) is not None

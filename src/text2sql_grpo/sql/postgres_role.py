@@ -18,7 +18,7 @@ _GUARDED = (
     r"|lo_(?:creat|create|export|from_bytea|get|import|lseek|lseek64|open|put|truncate|truncate64|unlink)"
     r"|pg_logical_emit_message|pg_export_snapshot|pg_current_xact_id|txid_current|pg_read_(?:binary_)?file\w*"
     r"|pg_ls_\w*dir|pg_stat_file|(?:query|cursor|table|schema|database)_to_xml\w*|ts_stat|ts_rewrite|dblink\w*"
-    r"|crosstab\w*|connectby|xpath_table|query_export_to_s3|http_(?:get|post|put|patch|delete|head)"
+    r"|pg_cursors?|pg_prepared_statements?|current_query|crosstab\w*|connectby|xpath_table|query_export_to_s3|http_(?:get|post|put|patch|delete|head)"
 )
 # Read-only; a member of another role of PostgreSQL's own may write, read files, or end sessions.
 _READING_ROLES = (
